@@ -1,4 +1,4 @@
-"""Try a tiny random model of every causal family of transformers, and write which are supported.
+"""Try a tiny random model of every causal family of transformers, with and without images, and write which work.
 
 python scripts/supported_models.py [--check | --page | FAMILY ...]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import re
 import signal
 import sys
@@ -20,23 +21,29 @@ import torch
 import torch.distributed as dist
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from ropewalk import PackedLayout
 from ropewalk.audit.audited_model import AuditedModel
 from ropewalk.errors import RopewalkError
+from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.compute.routing import routers_of
+from ropewalk.models.config.auto_class import auto_class, is_part, name_of_class
 from ropewalk.models.config.file import config_from_json
 from ropewalk.models.config.layers import layer_values
-from ropewalk.models.config.model import NO_DECODERS, ModelConfig
+from ropewalk.models.config.model import NO_DECODERS, ModelConfig, decoder_key
 from ropewalk.models.config.write import with_rope
-from ropewalk.models.load import ModelSetup, attach
-from ropewalk.models.support import COLUMNS
+from ropewalk.models.load import ModelSetup, attach, load_model
+from ropewalk.models.support import COLUMNS, loading_refusal
 from ropewalk.parallel import MeshShape, ShardedLayouts, make_mesh
-from ropewalk.rope import Default
+from ropewalk.rope import Default, RopeMethod
 from ropewalk.testing import Ranks
 from ropewalk.training.preflight import refuse_on_mesh
 from tests.models.attention.test_hooks import LENGTHS, documents_alone
@@ -160,10 +167,62 @@ SMALL: dict[str, Any] = {
 }
 """Values of the keys that a config class has."""
 
-OTHER_PARTS = ("vision_config", "audio_config", "vq_config")
+OTHER_PARTS = ("vision_config", "high_res_vision_config", "audio_config", "vq_config")
 """Parts of a config beside the language model's that are made small too."""
 
+SAM = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "mlp_dim": 48, "image_size": 32}
+CODEBOOK = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 32}
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
+    "apertus1p5": {
+        "vision_config": {**CODEBOOK, "codebook_size": 16},
+        "audio_config": {
+            "codebook_size": 16,
+            "codebook_dim": 32,
+            "decoder_hidden_size": 32,
+            "decoder_intermediate_size": 48,
+            "decoder_num_layers": 1,
+            "decoder_attention_num_groups": 4,
+        },
+    },
+    "granite4_vision": {"vision_config": {"hidden_size": 64}},
+    "muse_spark": {"audio_config": {"hidden_sizes": [16] * 4, "depths": [1] * 4, "out_hidden_size": 32}},
+    "perception_lm": {"vision_config": {"model_args": {"embed_dim": 32}}},
+    "deepseek_ocr2": {
+        "vision_config": {
+            "sam_config": {**SAM, "downsample_channels": [32, 32]},
+            "encoder_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 4,
+                "vocab_size": 97,
+            },
+        }
+    },
+    "unlimited_ocr": {
+        "vision_config": {
+            "sam_config": {**SAM, "downsample_channels": [32, 32]},
+            "encoder_config": {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "image_size": 16,
+                "patch_size": 8,
+            },
+        }
+    },
+    "deepseek_vl_hybrid": {
+        "high_res_vision_config": {**SAM, "global_attn_indexes": [0], "output_channels": 32}
+    },
+    "janus": {
+        "vq_config": {**CODEBOOK, "num_embeddings": 16, "projection_dim": 32, "image_token_embed_dim": 32},
+        "vision_config": {"projection_dim": 32, "depth": 1},
+    },
+    "emu3": {"vq_config": CODEBOOK},
+    "molmo2": {"vision_config": {"image_size": [16, 16], "head_dim": 8, "num_position_embeddings": 4}},
+    "qwen2_vl": {"vision_config": {"embed_dim": 32}},
     "dots3_note": {
         "vision_config": {
             "mlp_layer_types": ["dense"] * 4,
@@ -237,7 +296,36 @@ HUNYUAN = {
     "mscale_all_dim": 0.0,
 }
 """RoPE parameters as in every published config of Hunyuan."""
+IN_AXES = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+"""Pairs of a head for time, height and width in images."""
 OVERRIDES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        (
+            *("cosmos3_edge_text", "glm4v_text", "glm_ocr_text", "hy_v4_vl_text", "paddleocr_vl_text"),
+            *("qwen2_5_omni_text", "qwen3_omni_moe_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
+        ),
+        IN_AXES,
+    ),
+    **{name: {**IN_AXES, **SWITCHED_ON} for name in ("qwen2_5_vl_text", "qwen2_vl_text")},
+    "glm4v_moe_text": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 1, 0],
+        }
+    },
+    "chameleon": {"vocabulary_map": {"<image>": 5}, "vq_config": {**CODEBOOK, "num_embeddings": 16}},
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [16, 16],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+    },
+    "hunyuan_vl_text": {"head_dim": 8, **IN_AXES},
+    "mistral4": {"head_dim": 16},
+    "muse_spark_text": {"moe_hidden_size": 32},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    "unlimited_ocr_text": {"num_key_value_heads": 4, "mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    "step3p5": {"sliding_window": WINDOW, "layer_types": MIXED, "num_sliding_attention_heads": 6},
     "apertus": {"max_position_embeddings": None},
     "apertus1p5_text": {"max_position_embeddings": None},
     "bamba": {"attn_layer_indices": [1, 3]},
@@ -337,16 +425,51 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 """What families need beside or in place of :data:`SMALL`; a value of None leaves a key to the class."""
 
 NAMED_ALONE = {
-    "dots3_note": {"full_attention"},
-    "dots3_note_text": {"full_attention"},
+    "deepseek_ocr2": {"sliding_attention"},
     "falcon_h1": {"full_attention", "linear_attention"},
+    "llava_next_video": {"conv"},
+    "muse_glimmer": {"window_attention"},
+    "muse_spark": {"window_attention"},
+    "paddleocr_vl": {"sliding_attention"},
+    "paligemma": {"sliding_attention"},
     "qwen4_exp": {"full_attention"},
     "qwen4_exp_text": {"full_attention"},
+    "step3p7": {"minimax_m3_sparse"},
+    "unlimited_ocr": {"full_attention"},
     "zamba2": {"full_attention"},
     "zaya": {"conv"},
 }
 """Layer types that a family's code or configs name, and that its tiny model lacks: names of the masks for a layer's two
-mixers, and the older name of another type."""
+mixers, the older name of another type, and types of encoders and of other models' layers."""
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "apertus1p5": {
+        "image_token_id": 5,
+        "audio_token_id": 6,
+        "image_token_offset": 20,
+        "audio_token_offset": 36,
+    },
+    "emu3": {"vocabulary_map": {"<image>": 5}},
+    "granite4_vision": {
+        "downsample_rate": "2/4",
+        "spatial_target_layers": [0],
+        "deepstack_layer_map": [[0, 0]],
+    },
+    "molmo2": {
+        "adapter_config": {
+            "hidden_size": 32,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "intermediate_size": 48,
+            "text_hidden_size": 32,
+            "vision_feature_layer": [-1],
+        }
+    },
+    "muse_glimmer": {"out_hidden_size": 32, "projector_hidden_size": 32},
+    "muse_spark": {"out_hidden_size": 32, "projector_hidden_size": 32},
+}
+"""What the config of a whole model needs beside its parts."""
 
 ROTATES_WITHOUT_A_MODULE = ("codegen", "gptj", "roformer")
 """Families whose attention rotates queries and keys by itself."""
@@ -358,22 +481,25 @@ ENCODERS_ALONE_ROTATE = ("inkling2_text", "musicgen", "musicgen_melody")
 Support = dict[str, Any]
 
 
-def replace_timm() -> None:
-    """Build Gemma 3n's encoder of images as a module without weights: its own needs timm, and no text reaches it."""
-    from transformers.models.gemma3n import modeling_gemma3n
+OF_TIMM = ("fast_vlm", "gemma3n", "perception_lm")
+"""Families whose encoder of images needs timm."""
+
+
+def replace_timm(name: str) -> None:
+    """Build a family's encoder of images as a module without weights: its own needs timm, and no text reaches it."""
 
     class Encoders:
         @staticmethod
         def from_config(config: Any) -> Any:
-            of_images = config.model_type == "gemma3n_vision"
+            of_images = config.model_type in ("gemma3n_vision", "timm_wrapper")
             return torch.nn.Identity() if of_images else transformers.AutoModel.from_config(config)
 
-    modeling_gemma3n.AutoModel = Encoders
+    importlib.import_module(f"transformers.models.{name}.modeling_{name}").AutoModel = Encoders
 
 
 def families() -> list[str]:
-    """Names of all causal families of the installed transformers, sorted."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    """Names of all causal families of the installed transformers, those with images included, sorted."""
+    return sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES})
 
 
 def tiny_config(name: str) -> Any:
@@ -383,19 +509,22 @@ def tiny_config(name: str) -> Any:
     config_class = CONFIG_MAPPING[name]
     whole = config_class()
     text = whole.get_text_config()
-    wanted = {**_values_for(type(text), text), **OVERRIDES.get(name, {})}
+    wanted = {
+        **_values_for(type(text), text),
+        **OVERRIDES.get(text.model_type, {}),
+        **OVERRIDES.get(name, {}),
+    }
     wanted = {key: value for key, value in wanted.items() if value is not None}
     tiny = type(text)(**wanted)
-    if type(text) is config_class:
+    decoder = decoder_key(whole)
+    if decoder is None:
         return tiny
-    parts = {}
-    for key, kind in config_class.sub_configs.items():
-        if kind is type(text):
-            parts[key] = tiny
-        elif key in OTHER_PARTS and (other := getattr(whole, key, None)) is not None:
+    parts = {decoder: tiny, **WHOLE.get(name, {})}
+    for key in OTHER_PARTS:
+        if (other := getattr(whole, key, None)) is not None:
             values = {**_values_for(type(other), other), **PARTS.get(name, {}).get(key, {})}
             parts[key] = type(other)(**values)
-    return config_class(**parts) if tiny in parts.values() else tiny
+    return config_class(**parts)
 
 
 def kinds_of(config: Any) -> set[str]:
@@ -407,9 +536,11 @@ def known_kinds(name: str) -> set[str]:
     """The layer types of attention that a family's models can have, by its class's defaults or by its code's words."""
     whole = CONFIG_MAPPING[name]()
     text = whole.get_text_config()
-    model_class = transformers.AutoModelForCausalLM._model_mapping[type(whole)]
+    model_class = auto_class(whole)._model_mapping.get(type(whole), None)
     sources = "".join(
-        Path(sys.modules[each.__module__].__file__).read_text() for each in (model_class, type(text))
+        Path(sys.modules[each.__module__].__file__).read_text()
+        for each in (model_class, type(text))
+        if each is not None
     )
     named = {kind for kind in ALLOWED_LAYER_TYPES if re.search(rf"[\"']{kind}[\"']", sources)}
     return kinds_of(text) | (named - set(OF_MLP))
@@ -446,10 +577,10 @@ def _has(config: Any, key: str) -> bool:
 def tiny_model(name: str, dtype: torch.dtype) -> Any:
     """A random model of a family with weights so large that what attention sees matters; eager, in evaluation mode."""
     torch.manual_seed(0)
-    if name == "gemma3n":
-        replace_timm()
+    if name in OF_TIMM:
+        replace_timm(name)
     config = tiny_config(name)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = auto_class(config).from_config(config, attn_implementation="eager")
     size = sum(each.numel() for each in model.parameters())
     if size > MOST_PARAMETERS:
         raise RuntimeError(f"its smallest model here has {size:,} parameters")
@@ -473,6 +604,8 @@ def has_rope(name: str) -> bool:
     text = CONFIG_MAPPING[name]().get_text_config()
     if text.model_type != name and text.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return has_rope(text.model_type)
+    if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return bool(getattr(text, "rope_parameters", None))
     model_class = transformers.AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[name]]
     with open(sys.modules[model_class.__module__].__file__) as file:
         return bool(re.search(r"class \w*RotaryEmbedding|\.rotary_emb\b", file.read()))
@@ -495,6 +628,7 @@ def at_most(seconds: int) -> Iterator[None]:
 
 
 UNFIT = (
+    ArithmeticError,
     AttributeError,
     AssertionError,
     ImportError,
@@ -511,8 +645,8 @@ UNFIT = (
 
 
 def entry(status: str, reason: str = "") -> Support:
-    """One cell of the table."""
-    return {"status": status, "reason": " ".join(reason.split())}
+    """One cell of the table, without the names of temporary folders."""
+    return {"status": status, "reason": " ".join(re.sub(r" in /\S+", "", reason).split())}
 
 
 def judged(check: Callable[[], Support]) -> Support:
@@ -540,6 +674,8 @@ def support_of(name: str, ranks: Ranks | None = None) -> Support:
     columns = tuple(COLUMNS)
     if name in NO_DECODERS:
         return dict.fromkeys(columns, judged(lambda: accepted(name)))
+    if (refused := loading_refusal(name)) is not None:
+        return dict.fromkeys(columns, entry("refused", refused))
     try:
         with at_most(SECONDS):
             plain = tiny_model(name, torch.float64)
@@ -768,10 +904,40 @@ def export(name: str) -> Support:
     expected, found = (each.frequencies(1024).inv_freq for each in (wanted, read.full_attention_rope))
     if not torch.equal(expected, found):
         return entry("WRONG", "the saved config says other frequencies")
-    model = transformers.AutoModelForCausalLM.from_config(read.source, attn_implementation="eager")
+    model = auto_class(read.source).from_config(read.source, attn_implementation="eager")
     held = [buffer for key, buffer in model.named_buffers() if key.endswith("inv_freq")]
     if not any(
         each.shape == expected.shape and torch.allclose(each.double(), expected, rtol=1e-5) for each in held
     ):
         return entry("WRONG", "no rotary module built from the saved config has its frequencies")
+    if not is_part(config.source):
+        return entry("tested")
+    if name in OF_TIMM:
+        return entry("tested", "of the config alone, since the encoder of images needs the package timm")
+    return whole_checkpoint(name, wanted)
+
+
+def tensors_in(folder: str) -> dict[str, torch.Tensor]:
+    """The tensors in the files of a checkpoint."""
+    return {
+        key: tensor
+        for file in sorted(Path(folder).glob("*.safetensors"))
+        for key, tensor in load_file(file).items()
+    }
+
+
+def whole_checkpoint(name: str, rope: RopeMethod) -> Support:
+    """A checkpoint with encoders is saved with another RoPE and, byte for byte, every tensor of its files."""
+    whole = getattr(transformers, name_of_class(name)).from_config(tiny_config(name))
+    with tempfile.TemporaryDirectory() as source, tempfile.TemporaryDirectory() as folder:
+        whole.save_pretrained(source)
+        save_model(load_model(source, ModelSetup(rope, 1024, exact_rope=False)), Path(folder))
+        before, after = tensors_in(source), tensors_in(folder)
+        other = sorted(before.keys() ^ after.keys())
+        other += [key for key, tensor in before.items() if not torch.equal(tensor, after.get(key, tensor))]
+        if other:
+            return entry("WRONG", f"of the saved checkpoint, {other[0]} is not as in its source")
+        read = ModelConfig.of(transformers.AutoConfig.from_pretrained(folder))
+    if read.full_attention_rope != rope:
+        return entry("WRONG", "the saved checkpoint says another RoPE")
     return entry("tested")

@@ -1,9 +1,11 @@
 """What inspect finds in a checkpoint's config, without loading it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from ropewalk.cli.app import main
 from ropewalk.models.config.file import config_from_json
 from ropewalk.models.config.layers import INDEXERS_SINCE
 from ropewalk.models.support import REFUSED_BY_CODE, ModelsSettings, packing_refusal, supported
@@ -97,3 +99,47 @@ def test_a_refusal_for_a_value_of_the_small_model_is_not_passed_on() -> None:
     assert families["moshi"]["packed_training"].status == "refused"
     assert packing_refusal("moshi") is None
     assert {families[name]["packed_training"].status for name in REFUSED_BY_CODE} == {"refused"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [
+        (
+            "qwen2_audio",
+            "is of type qwen2_audio, which AutoModelForMultimodalLM alone of transformers loads; ropewalk",
+        ),
+        ("t5gemma2", "is an encoder-decoder (t5gemma2); ropewalk extends only decoders"),
+        (
+            "qwen3_vl_text",
+            "is of type qwen3_vl_text, which no class for language models of transformers loads",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_gets_no_recipe(
+    model_type: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoder = {"qwen2_audio": "text_config", "t5gemma2": "decoder"}.get(model_type)
+    length = {"max_position_embeddings": 4096}
+    stated = {"model_type": model_type, **({decoder: length} if decoder else length)}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    without = inspect(InspectSettings(model=str(tmp_path)))
+    assert any(
+        note.startswith(f"ropewalk extend cannot train this model: it {why}") for note in without.notes
+    )
+    advice = inspect(InspectSettings(model=str(tmp_path), target=1048576)).advice
+    assert advice is not None
+    assert advice.refusals[0].startswith(why)
+    assert "stages:" not in str(advice.to_json()["action"])
+    (tmp_path / "documents.txt").write_text("a document")
+    asked = ["init", str(tmp_path), "--target", "1048576", "--documents", str(tmp_path / "documents.txt")]
+    assert main([*asked, "--out", str(tmp_path / "recipe.yaml")]) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "recipe.yaml").exists()
+
+
+def test_a_model_with_encoders_gets_a_recipe() -> None:
+    config = config_from_json(
+        {"model_type": "qwen3_vl", "text_config": {"max_position_embeddings": 32768}}, "m"
+    )
+    assert config.loading_refusals() == []
+    assert advise_on(config, 1048576).refusals == ()

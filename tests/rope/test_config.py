@@ -37,6 +37,7 @@ from ropewalk.rope import (
     methods_from_config,
     replace_methods,
 )
+from ropewalk.rope.config import with_older_keys
 from tests.rope.rope_cases import (
     FLOAT32_ORACLE,
     FLOAT64_ORACLE,
@@ -520,3 +521,50 @@ def test_two_lengths_of_ministral_3_that_differ_are_refused() -> None:
 def test_the_temperature_of_another_model_type_is_refused_as_unknown() -> None:
     with pytest.raises(RopewalkError, match="unknown keys llama_4_scaling_beta, max_position_embeddings"):
         methods_from_config({**MINISTRAL, "model_type": "llama"})
+
+
+AXES = {"mrope_interleaved": True, "mrope_section": [2, 1, 1]}
+"""Four pairs of a head for time, height and width in images."""
+WITH_AXES = {
+    "model_type": "qwen3_vl_text",
+    "head_dim": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **AXES},
+}
+
+
+def test_the_type_mrope_is_plain_rope_in_text() -> None:
+    published = {**WITH_AXES, "rope_theta": 1e4, "rope_scaling": {"type": "mrope", **AXES}}
+    del published["rope_parameters"]
+    assert method_from_config(published) == method_from_config(WITH_AXES) == Default(8, 1e4)
+
+
+@pytest.mark.parametrize("method", [Default(8, 7e4), Yarn(8, 1e4, 4.0, 256)])
+def test_axes_stay_beside_a_new_base_and_beside_yarn(method: RopeMethod) -> None:
+    written = replace_methods({**WITH_AXES, "max_position_embeddings": 1024}, method)
+    assert {key: written["rope_parameters"][key] for key in AXES} == AXES
+    assert method_from_config(written) == method
+    older = with_older_keys(written)
+    assert older["rope_theta"] == method.rope_theta
+    assert {key: older["rope_scaling"][key] for key in AXES} == AXES
+    # transformers 4 knows these keys alone.
+    del older["rope_parameters"]
+    assert method_from_config(older) == method
+
+
+@pytest.mark.parametrize("method", [Linear(8, 1e4, 4.0), Llama3(8, 1e4, 4.0, 1.0, 4.0, 256)])
+def test_a_method_beside_which_positions_in_images_would_change_is_refused(method: RopeMethod) -> None:
+    with pytest.raises(RopewalkError, match=f"RoPE of type {method.name} would change positions in images"):
+        replace_methods(WITH_AXES, method)
+    # Without axes it is written.
+    assert method_from_config(replace_methods({"head_dim": 8, "rope_theta": 1e4}, method)) == method
+
+
+def test_axes_of_a_layer_type_stay_in_its_entry() -> None:
+    entry = WITH_AXES["rope_parameters"]
+    config = {
+        "model_type": "cohere_compass_text",
+        "head_dim": 8,
+        "rope_parameters": {"full_attention": entry},
+    }
+    written = replace_methods(config, {"full_attention": Default(8, 7e4)})
+    assert written["rope_parameters"]["full_attention"] == {**entry, "rope_theta": 7e4}

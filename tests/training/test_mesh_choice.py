@@ -157,7 +157,7 @@ def test_replicas_are_taken_where_they_save_time_alone():
 
 
 def test_a_model_whose_layers_walk_along_rows_keeps_them_whole():
-    config = SimpleNamespace(walks_rows=True, num_heads=32)
+    config = SimpleNamespace(walks_rows=True, common_heads=32)
     assert list(replace(searching(), config=config).meshes(8)) == [MeshShape(shard=8)]
     values = {"num_hidden_layers": 1, "rope_theta": 1e4, "head_dim": 8}
     for more, walks in (({}, False), (INDEXED, True), ({"layer_types": ["linear_attention"]}, True)):

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from ropewalk.errors import RopewalkError
+from ropewalk.models.config.auto_class import auto_class, is_part
+from ropewalk.models.encoders import set_encoders_aside
 
 
 @contextmanager
@@ -25,14 +27,14 @@ def random_parameters(model: Any, seed: int) -> Iterator[None]:
     Raises:
         RopewalkError: if a new model of its class has different parameters.
     """
-    from transformers import AutoModelForCausalLM
-
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
         # A copy of the config, because building a model changes the config that it is given.
-        fresh = AutoModelForCausalLM.from_config(
+        fresh = auto_class(model.config).from_config(
             deepcopy(model.config), dtype=model.dtype, attn_implementation="eager"
         )
+        if is_part(model.config):
+            set_encoders_aside(fresh)
     initial, own = _learned(fresh), _learned(model)
     unlike = {
         name

@@ -380,7 +380,7 @@ class _Run:
 
         config, loading, size = read_config(self.path), self.config.loading, self.context.world.size
         dtype = config.dtype if loading.dtype == "auto" else loading.dtype
-        shape = None if size == 1 else shape_for(self.config.parallel, size, config.num_heads or 1)
+        shape = None if size == 1 else shape_for(self.config.parallel, size, config.common_heads or 1)
         # In one process, a config without a dtype leaves it to the weights, whose digest is known.
         if shape is not None and getattr(torch, dtype or "", None) is None:
             raise RopewalkError(

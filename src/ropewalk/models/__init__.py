@@ -3,6 +3,7 @@
 Its files::
 
     load                        load a model with our attention and rotary module
+    encoders                    what lies beside a text decoder, out of memory
     adapter, adapter_settings   LoRA
     sharding                    FSDP2 shards over several ranks
     support                     which families work, as tested

@@ -18,9 +18,10 @@ from ropewalk.io.settings import near_or_all
 from ropewalk.models.adapter_settings import ALL_LINEAR, ATTENTION, AdapterSettings
 from ropewalk.models.attention.indexed import indexers_of
 from ropewalk.models.attention.recurrent import mixers_of
-from ropewalk.models.checkpoint.save import save_config
+from ropewalk.models.checkpoint.save import save_config, whole_of
 from ropewalk.models.config.layers import MAMBA_2
 from ropewalk.models.config.model import ModelConfig
+from ropewalk.models.encoders import has_set_aside
 
 if TYPE_CHECKING:
     from peft import LoraConfig, LoraModel
@@ -129,7 +130,7 @@ class NewAdapter:
             r=settings.rank,
             lora_alpha=settings.alpha,
             lora_dropout=settings.dropout,
-            target_modules=_short(targets, modules),
+            target_modules=_short(targets, modules, model),
             use_rslora=settings.rslora,
             base_model_name_or_path=self.base,
         )
@@ -137,6 +138,8 @@ class NewAdapter:
         # peft draws initial values from the global generator, which must stay as it is; ours are drawn below.
         with torch.random.fork_rng(devices=[]):
             tuner = LoraModel(model, config, NAME, low_cpu_mem_usage=model.device.type == "meta")
+        # peft shortens a long list, as far as the names in memory allow.
+        config.target_modules = {*_short(targets, modules, model)}
         for parameter in whole:
             parameter.requires_grad_(True)
         trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
@@ -148,7 +151,7 @@ class NewAdapter:
             _initialise(trained, self.seed)
         config.inference_mode = True
         if whole_modules:
-            config.modules_to_save = _short(whole_modules, modules, tied=True)
+            config.modules_to_save = _short(whole_modules, modules, model, tied=True)
             config.ensure_weight_tying = tied and "embeddings" in settings.also_train
         model._ropewalk_adapter = Adapter(config, tuner, tuple(trained))
 
@@ -259,11 +262,14 @@ def _whole_modules(asked: Sequence[str], model: Any, modules: Mapping[str, nn.Mo
     return wanted
 
 
-def _short(names: Collection[str], modules: Collection[str], tied: bool = False) -> list[str]:
+def _short(names: Collection[str], modules: Collection[str], model: Any, tied: bool = False) -> list[str]:
     """Last parts of the names, which peft compares with the ends of names, if they mean the same modules.
 
     Otherwise the whole names. ``tied`` is for modules to save, where peft does not ask for a dot before the end.
     """
+    # Encoders that are not in memory have modules of such names too.
+    if has_set_aside(model):
+        return sorted(names)
     short = sorted({name.rpartition(".")[2] for name in names})
     dot = "" if tied else "."
     meant = {name for name in modules for end in short if name == end or name.endswith(dot + end)}
@@ -327,7 +333,7 @@ def save_adapter(
         {key: sorted(each) if isinstance(each, list) else each for key, each in values.items()},
     )
     save_config(model, folder)
-    if base_dtype is not None:
+    if base_dtype is not None and whole_of(model) is None:
         stated = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         write_json(folder / "config.json", {**stated, "dtype": str(base_dtype).removeprefix("torch.")})
 

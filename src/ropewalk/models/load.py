@@ -27,10 +27,13 @@ from ropewalk.models.attention import recurrent as recurrent_layers
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
 from ropewalk.models.checkpoint.save import SavePretrained, holds_own_head
 from ropewalk.models.checkpoint.weights import weight_files, weight_tensors
+from ropewalk.models.checkpoint.whole import WholeCheckpoint
 from ropewalk.models.compute.offload import beside_the_input
-from ropewalk.models.config.model import ModelConfig
-from ropewalk.models.config.read import left_out, read_config
+from ropewalk.models.config.auto_class import auto_class, is_part, loads_decoder_alone
+from ropewalk.models.config.model import ModelConfig, decoder_key
+from ropewalk.models.config.read import read_config
 from ropewalk.models.config.write import with_rope
+from ropewalk.models.encoders import set_encoders_aside
 from ropewalk.models.rope.generation import generating as generating
 from ropewalk.models.rope.generation import keep_one_choice
 from ropewalk.models.rope.rotary import rotary_module, rotary_modules, swap_rotary, teach_transformers
@@ -96,18 +99,16 @@ def load_model(
         RopewalkError: if the checkpoint is missing, cannot be loaded or has no RoPE.
         EngineError: if the model cannot run on packed rows; the message says why.
     """
-    from transformers import AutoModelForCausalLM
-
     config, methods = configured(path_or_id, setup)
     refuse_files(path_or_id)
     # transformers does not move a quantized model, so it has to load it where it belongs.
     quantized = {"quantization_config": quantization, "device_map": {"": device or "cpu"}}
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        model, loading = auto_class(config.source).from_pretrained(
             path_or_id,
             config=config.source,
             dtype=dtype,
-            attn_implementation=_implementation(config),
+            attn_implementation=_implementations(config),
             trust_remote_code=setup.trust_remote_code,
             # Other formats are pickles, which can run code when they are read.
             use_safetensors=True,
@@ -130,7 +131,7 @@ def load_model(
             f"{config.source.model_type} does not accept external attention functions, so it cannot run on packed rows"
         ) from error
     # transformers initialises missing weights at random, and drops unknown ones, with no more than a warning.
-    refuse_other_weights(path_or_id, config.source, model, loading, alone=left_out(config) is not None)
+    refuse_other_weights(path_or_id, config.source, model, loading, alone=loads_decoder_alone(config.source))
     if holds_own_head(model):
         log.warning(
             "config.json of %s says tie_word_embeddings: true, but its output head differs from its embedding; the "
@@ -138,6 +139,12 @@ def load_model(
             path_or_id,
         )
         _untie(model.config)
+    if is_part(config.source):
+        set_encoders_aside(model)
+        model._ropewalk_whole = WholeCheckpoint.of(path_or_id)
+        # What is quantized is not saved: neither a frozen model below an adapter, nor such a checkpoint.
+        if quantization is None and getattr(config.source, "quantization_config", None) is None:
+            model._ropewalk_whole.check(model)
     if device is not None and quantization is None:
         model.to(device)
     attach(model, setup.engine, setup.exact_rope, methods)
@@ -193,23 +200,23 @@ def empty_model(
         dtype: dtype of the parameters.
         own_head: whether the files have an output head of their own, whatever the config says of tying.
     """
-    from transformers import AutoModelForCausalLM
-
     config, methods = configured(path_or_id, setup)
     if own_head:
         _untie(config.source)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
+            model = auto_class(config.source).from_config(
                 config.source,
                 dtype=dtype,
-                attn_implementation=_implementation(config),
+                attn_implementation=_implementations(config),
                 trust_remote_code=setup.trust_remote_code,
             )
     except KeyError as error:
         raise _lacks_key(path_or_id, config, error) from error
     except AssertionError as error:
         raise _refused_padding(path_or_id, config, error) from error
+    if is_part(config.source):
+        set_encoders_aside(model)
     # Classes create some parameters in float32 whatever the dtype, and FSDP shards parameters of one dtype only.
     cast_parameters(model, dtype)
     # Rotary modules compute their frequencies when they are created, so they must not be created on the meta device.
@@ -240,7 +247,8 @@ def configured(
     attention_hooks.register()
     teach_transformers()
     config = read_config(path_or_id, setup.trust_remote_code)
-    refused = config.packing_refusals()
+    refused = [] if setup.trust_remote_code else config.loading_refusals()
+    refused += config.packing_refusals()
     if refused:
         raise EngineError(f"the model in {path_or_id} {refused[0]}")
     recurrent_layers.refuse_older_transformers(config)
@@ -357,7 +365,10 @@ def attach(
     _refuse_architecture(model, config)
     attention_hooks.register()
     teach_transformers()
-    model.set_attn_implementation(_implementation(config))
+    ours = _implementation(config)
+    # Of a model with encoders, the decoder's part alone.
+    parts = {"": ours, str(decoder_key(model.config)): ours} if is_part(model.config) else ours
+    model.set_attn_implementation(parts)
     if exact_rope:
         swap_rotary(model, methods)
         keep_one_choice(rotary_module(model)[0])
@@ -454,3 +465,12 @@ def _implementation(config: ModelConfig) -> str:
     # SDPA computes neither soft caps nor sinks.
     capped_or_sinks = config.softcap is not None or config.has_sinks
     return attention_hooks.OVER_EAGER if capped_or_sinks else attention_hooks.OVER_SDPA
+
+
+def _implementations(config: ModelConfig) -> str | dict[str, str]:
+    """The attention of each part of a model while it is created: encoders may have no function but their own."""
+    ours = _implementation(config)
+    if not is_part(config.source):
+        return ours
+    parts = dict.fromkeys(config.source.sub_configs, "eager")
+    return {**parts, "": ours, str(decoder_key(config.source)): ours}

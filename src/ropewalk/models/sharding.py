@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from ropewalk.errors import EngineError
 from ropewalk.models.adapter import NewAdapter
+from ropewalk.models.checkpoint.save import take_over_whole
 from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import AS_IT_IS, ModelSetup, empty_model, load_model
 from ropewalk.parallel import Mesh, World
@@ -72,6 +73,9 @@ def load_sharded(
     shard_model(trained, mesh, compute_dtype, offload)
     materialise(trained, world.device_on(mesh), offload)
     _fill(model, source[0] if source else None)
+    if source:
+        # This rank writes what is saved.
+        take_over_whole(source[0], model)
     return trained.eval()
 
 

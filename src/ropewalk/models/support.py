@@ -31,7 +31,10 @@ COLUMNS = {
 """The features that are tested with each family, by their names in JSON and in text."""
 
 TESTED, REFUSED = "tested", "refused"
-REFUSED_BY_CODE = ("falcon", "gpt_neox_japanese", "modernbert-decoder", "nemotron", "stablelm")
+REFUSED_BY_CODE = (
+    *("aya_vision", "cohere2_vision", "falcon", "gpt_neox_japanese", "modernbert-decoder", "muse_glimmer"),
+    *("muse_spark", "nemotron", "stablelm"),
+)
 """Families refused for what their code does. Others are refused for their config, which may differ in a checkpoint."""
 
 
@@ -97,6 +100,36 @@ def supported(config: ModelsSettings) -> SupportResult:
         )
     return SupportResult(
         table.transformers, {config.family: table.families[config.family]}, table.without_rope
+    )
+
+
+def loading_refusal(model_type: str | None) -> str | None:
+    """Why ropewalk cannot load any model of a type: a predicate whose subject is the model; None if it can.
+
+    Args:
+        model_type: type of the whole model, as ``config.json`` states it; None, or a type that transformers does not
+            know, may come with code of its own.
+    """
+    from transformers import (
+        CONFIG_MAPPING,
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    )
+
+    if model_type is None or model_type not in CONFIG_MAPPING:
+        return None
+    config_class = CONFIG_MAPPING[model_type]
+    if getattr(config_class, "is_encoder_decoder", False) is True:
+        return f"is an encoder-decoder ({model_type}); ropewalk extends only decoders that read tokens by themselves"
+    if config_class in MODEL_FOR_CAUSAL_LM_MAPPING or config_class in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return None
+    only = "no class for language models"
+    if config_class in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        only = "AutoModelForMultimodalLM alone"
+    return (
+        f"is of type {model_type}, which {only} of transformers loads; ropewalk loads models with AutoModelForCausalLM "
+        "and AutoModelForImageTextToText"
     )
 
 

@@ -122,6 +122,11 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
             "(such as partial_rotary_factor or head_dim) default to Llama's, and ropewalk extend needs "
             "trust_remote_code"
         )
+    if config.target is None:
+        # With a target, the advice says so.
+        warnings += [
+            f"ropewalk extend cannot train this model: it {why}" for why in checkpoint.loading_refusals()
+        ]
     loaded = None
     try:
         found = loaded_rope(checkpoint)

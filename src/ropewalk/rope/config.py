@@ -45,19 +45,26 @@ ROPE_KEYS = (
 )
 """Every top-level config key that affects RoPE; :func:`replace_methods` removes them."""
 
-OF_AXES = ("mrope_interleaved", "mrope_section")
-"""Splits frequencies among time, height and width of an image; in text all three are the same position."""
+SECTIONS = "mrope_section"
+"""Pairs of dimensions for time, height and width of an image; in text all three are the same position."""
+OF_AXES = ("mrope_interleaved", SECTIONS)
+KEEP_AXES = (Default.name, Yarn.name)
+"""Rope types beside which vLLM reads these keys too (``get_rope`` in vllm/model_executor/layers/rotary_embedding)."""
 AXES_TYPE = "mrope"
 """Older rope type of such configs; transformers reads it as default."""
 RELATIVE_ATTENTION = "attn_factor"
 """Factor on yarn's published attention factor in older vLLM; transformers ignores it."""
 READS_AXES = (
-    "cohere_compass_text",
-    "glm4v_moe_text",
-    "glm4v_text",
-    "hy_v4_vl_text",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
+    *(
+        "cohere_compass_text",
+        "cosmos3_edge_text",
+        "glm4v_moe_text",
+        "glm4v_text",
+        "glm_ocr_text",
+        "hy_v4_vl_text",
+    ),
+    *("paddleocr_vl_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_5_moe_text", "qwen3_5_text"),
+    *("qwen3_vl_moe_text", "qwen3_vl_text"),
 )
 """Types of text models whose configs have these keys."""
 TEMPERATURE = "llama_4_scaling_beta"
@@ -299,10 +306,10 @@ def _method(config: Config, entry: Config, layer_type: str | None = None) -> Rop
     method = _method_of_type(config, entry)
     values = {key: value for key, value in entry.items() if value is not None}
     kept = _keys_kept(config)
-    sections = values.get("mrope_section")
-    if "mrope_section" in kept and sections is not None and not _of_three_axes(sections):
+    sections = values.get(SECTIONS)
+    if SECTIONS in kept and sections is not None and not _of_three_axes(sections):
         raise RopewalkError(
-            f"mrope_section must be three whole numbers, of time, height and width, got {sections!r}"
+            f"{SECTIONS} must be three whole numbers, of time, height and width, got {sections!r}"
         )
     for key in ("rope_type", "type", *kept):
         values.pop(key, None)
@@ -388,6 +395,8 @@ def _method_of_type(config: Config, entry: Config) -> type[RopeMethod]:
     known = methods_by_type()
     # Some configs have both the old and the new key; they may spell one method differently (su and longrope).
     kinds = {entry[key] for key in ("rope_type", "type") if entry.get(key)} or {Default.name}
+    if config.get("model_type") in READS_AXES:
+        kinds = {Default.name if kind == AXES_TYPE else kind for kind in kinds}
     unknown = [kind for kind in kinds if kind not in known]
     methods = {known[kind] for kind in kinds if kind in known}
     if len(kinds) > 1 and (unknown or len(methods) > 1):
@@ -487,20 +496,39 @@ def replace_methods(
     written = others | config_entries(methods, dims, spelling=spelling)
     before = config.get("rope_parameters") or {}
     entry = written.get("rope_parameters")
-    if entry is not None:
-        # Other keys of the entry are kept: the model needs them for images or for its attention's temperature.
-        kept = {key: before[key] for key in _keys_kept(config) if key in before}
-        if TEMPERATURE in kept and ORIGINAL in before:
-            length = entry.get(ORIGINAL, before[ORIGINAL])
-            if length != before[ORIGINAL]:
-                raise RopewalkError(
-                    f"the attention temperature of {TEMPERATURE} {before[TEMPERATURE]} depends on {ORIGINAL}, which "
-                    f"the new RoPE would change from {before[ORIGINAL]} to {length}; choose a method that keeps "
-                    f"{before[ORIGINAL]}, such as theta"
-                )
-            kept[ORIGINAL] = length
-        written["rope_parameters"] = {**entry, **kept}
+    if entry is not None and None in kinds:
+        written["rope_parameters"] = _with_other_keys(config, before, entry)
+    elif entry is not None:
+        written["rope_parameters"] = {
+            kind: _with_other_keys(config, before.get(kind) or {}, each) for kind, each in entry.items()
+        }
     return written
+
+
+def _with_other_keys(config: Config, before: Config, entry: Config) -> dict[str, Any]:
+    """A new entry with keys of the old one that the model needs for images or for its attention's temperature.
+
+    Raises:
+        RopewalkError: if the new RoPE would change what these keys mean.
+    """
+    kept = {key: before[key] for key in _keys_kept(config) if key in before}
+    kind = entry.get("rope_type", Default.name)
+    if SECTIONS in kept and kind not in KEEP_AXES:
+        raise RopewalkError(
+            f"RoPE of type {kind} would change positions in images: beside it, vLLM ignores {SECTIONS}, which gives "
+            f"pairs of dimensions to time, height and width; choose {' or '.join(KEEP_AXES)}, for example "
+            "rope: {method: theta}"
+        )
+    if TEMPERATURE in kept and ORIGINAL in before:
+        length = entry.get(ORIGINAL, before[ORIGINAL])
+        if length != before[ORIGINAL]:
+            raise RopewalkError(
+                f"the attention temperature of {TEMPERATURE} {before[TEMPERATURE]} depends on {ORIGINAL}, which "
+                f"the new RoPE would change from {before[ORIGINAL]} to {length}; choose a method that keeps "
+                f"{before[ORIGINAL]}, such as theta"
+            )
+        kept[ORIGINAL] = length
+    return {**entry, **kept}
 
 
 def _two_bases(parameters: Config) -> dict[str, Any]:
@@ -598,13 +626,16 @@ def with_older_keys(config: Config) -> dict[str, Any]:
     entry = config.get("rope_parameters") or {}
     if config.get("model_type") in TWO_BASES:
         return {**config, **_two_bases(entry)}
-    if "rope_theta" not in entry or any(key in entry for key in (*OF_AXES, TEMPERATURE)):
+    in_axes = any(key in entry for key in OF_AXES)
+    if "rope_theta" not in entry or TEMPERATURE in entry:
+        return dict(config)
+    if in_axes and config.get("model_type") not in READS_AXES:
         return dict(config)
     scaling = {key: value for key, value in entry.items() if key not in ("rope_theta", PARTIAL)}
     older = {"rope_theta": entry["rope_theta"]}
     if PARTIAL in entry:
         older[PARTIAL] = entry[PARTIAL]
-    if scaling.get("rope_type", Default.name) != Default.name:
+    if scaling.get("rope_type", Default.name) != Default.name or in_axes:
         older["rope_scaling"] = scaling
     if (
         config.get("model_type") == "phi3"

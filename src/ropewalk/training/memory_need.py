@@ -13,7 +13,6 @@ from ropewalk.attention.api import KERNELS
 from ropewalk.attention.engines.capabilities import LEAST_CAPABILITY
 from ropewalk.attention.kept import Keeping
 from ropewalk.io.files import cache_folder, parse_json, write_json
-from ropewalk.models.config.layers import HEADS_OF_LAYERS
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.config.read import read_config
 from ropewalk.parallel import MeshShape
@@ -123,7 +122,7 @@ def bounds(
     inputs = layers * tokens * (config.values.get("hidden_size") or 0) * width
     whole = frozen + states + inputs
     host = on_gpu * (stage.offload_optimizer * states + stage.offload_activations * inputs)
-    scores = SCORE_BYTES * layers * (config.num_heads or 1) * tokens * stage.context
+    scores = SCORE_BYTES * layers * max(1, *config.heads_of_layers) * tokens * stage.context
     return Bounds(whole - host, None if parameters is None else AMPLE * whole + LOGITS + scores, host)
 
 
@@ -143,7 +142,7 @@ def most_kept(config: ModelConfig, stage: Stage, mesh: MeshShape, precision: str
     width = 4 if precision == "float32" else 2
     widest = max(max(layer.key_dim, layer.value_dim) for layer in config.layers)
     dims = HEAD_MULTIPLE * -(-widest // HEAD_MULTIPLE)
-    heads = max(config.num_heads or 1, *(config.values.get(HEADS_OF_LAYERS) or (1,)))
+    heads = max(1, *config.heads_of_layers)
     return len(config.layers) * tokens * heads * (dims * width + LSE_BYTES)
 
 

@@ -120,7 +120,7 @@ class MeshChoice:
         """Largest part of a sequence degree that Ulysses can take within a node."""
         # On several nodes, a group whose size does not divide a node's would straddle two nodes.
         within = self.cluster.ranks_per_node if world_size > self.cluster.ranks_per_node else world_size
-        return math.gcd(degree, self.config.num_heads or 1, within)
+        return math.gcd(degree, self.config.common_heads or 1, within)
 
     def hybrids(self, mesh: MeshShape) -> Iterator[MeshShape]:
         """Hybrid-sharding meshes with replicas on whole nodes that fit, fewest replicas first."""

@@ -29,9 +29,10 @@ from ropewalk.models.attention.indexed import refuse_parts_of_rows
 from ropewalk.models.attention.recurrent import refuse_older_transformers
 from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.compute.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
+from ropewalk.models.config.auto_class import encoders_note
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.config.parameters import count_parameters
-from ropewalk.models.config.read import left_out, read_config
+from ropewalk.models.config.read import read_config
 from ropewalk.models.config.write import with_rope
 from ropewalk.models.load import ModelSetup, attention_spec, choose_device, empty_model
 from ropewalk.parallel import MeshShape, World, require_devices
@@ -188,7 +189,7 @@ def resolve(
         tables=tables,
         original_length=last.original_max_position_embeddings if isinstance(last, LongRope) else None,
         router_aux_losses=aux_losses,
-        left_out=left_out(config),
+        encoders=encoders_note(config.source),
         indexer_note=config.indexer_note,
         adapter=adapter,
         capability=capability,
@@ -512,7 +513,7 @@ def _asked(parallel: Parallel) -> MeshShape:
 
 
 def _check(mesh: MeshShape, stage: Stage, places: _Places) -> None:
-    heads, world = places.config.num_heads, places.world
+    heads, world = places.config.common_heads, places.world
     assert heads is not None
     rows = (stage.rows_per_step, stage.rows_per_batch)
     check_mesh(mesh, world.size, heads, stage.context, *rows)
@@ -694,8 +695,8 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
         f"model {resolved.model}, trained for {resolved.trained_length} tokens",
         f"attention engine {resolved.engine}{automatic} on {resolved.device}, {resolved.precision}",
     ]
-    if resolved.left_out is not None:
-        lines.append(resolved.left_out)
+    if resolved.encoders is not None:
+        lines.append(resolved.encoders)
     if resolved.indexer_note is not None:
         lines.append(resolved.indexer_note)
     if resolved.mesh.world_size > 1:

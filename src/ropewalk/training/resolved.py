@@ -80,7 +80,7 @@ class ResolvedRecipe:
         tables: factor table of each stage; None for stages that name none.
         original_length: original length ``T`` in tokens if the result is a longrope checkpoint; otherwise None.
         router_aux_losses: factor of the load-balancing loss in each stage; 0 for none.
-        left_out: sentence on parts of the model that the result will not have; None if it has all.
+        encoders: sentence on what lies beside the decoder and is not trained; None if the model is a decoder alone.
         indexer_note: sentence on parts of the model that are not trained; None if there are none.
         adapter: adapter to train instead of the model's own weights; None for none.
         capability: compute capability of the GPUs that the run is planned for; None for those of this machine.
@@ -104,7 +104,7 @@ class ResolvedRecipe:
     tables: tuple[Factors | None, ...] = ()
     original_length: int | None = None
     router_aux_losses: tuple[float, ...] = ()
-    left_out: str | None = None
+    encoders: str | None = None
     indexer_note: str | None = None
     adapter: NewAdapter | None = None
     capability: Capability | None = None

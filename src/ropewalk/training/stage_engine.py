@@ -143,15 +143,14 @@ def _write(choice: EngineChoice, output: Path) -> None:
 
 def layers_alike(config: ModelConfig) -> list[LayersAlike]:
     """The model's layers with attention, by shape."""
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    assert heads is not None
+    kv_heads = config.num_kv_heads
     assert kv_heads is not None
     found = Counter(
-        (each.key_dim, each.value_dim, each.locality, each.softcap, each.sinks)
-        for each in config.layers
+        (heads, kv_heads, each.key_dim, each.value_dim, each.locality, each.softcap, each.sinks)
+        for heads, each in zip(config.heads_of_layers, config.layers, strict=True)
         if each.attends
     )
-    return [LayersAlike(layers, heads, kv_heads, *shape) for shape, layers in found.items()]
+    return [LayersAlike(layers, *shape) for shape, layers in found.items()]
 
 
 def candidates_for(

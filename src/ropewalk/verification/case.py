@@ -29,7 +29,8 @@ from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError, first_line
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
-from ropewalk.models.config.read import left_out, read_config
+from ropewalk.models.config.auto_class import auto_class, loads_decoder_alone
+from ropewalk.models.config.read import read_config
 from ropewalk.models.load import ModelSetup, attention_spec, empty_model, load_model, refuse_files
 from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
@@ -60,7 +61,7 @@ class Case:
         setup: how the recipe's first stage runs the model: RoPE, context and engine.
         rows: packed rows of one length.
         trained: for each row, bool ``[length]``, False where a token must not be a target (tags and padding).
-        num_heads: number of attention heads, which limits the Ulysses degrees.
+        num_heads: number of attention heads that all layers have in common, which limits the Ulysses degrees.
         attention: requirements of the layers on an engine, for the device of one process and the dtype of the
             precision.
         seed, optimizer, precision: settings of the recipe; ``auto`` is resolved.
@@ -196,14 +197,15 @@ def prepare(
     if resolved.device.type == "cuda":
         remarks.append(describe_flash(torch.cuda.get_device_capability(resolved.device)[0]))
     cut = [_shortened(packed[number], tokens) for number in range(rows)]
-    assert config.num_heads is not None
+    heads = config.common_heads
+    assert heads is not None
     dtype = torch.float32 if here.precision == "float32" else torch.bfloat16
     case = Case(
         model=model,
         setup=setup,
         rows=tuple(cut),
         trained=tuple(_trained(packed, number)[:tokens] for number in range(rows)),
-        num_heads=config.num_heads,
+        num_heads=heads,
         indexers=bool(config.indexed_layers),
         attention=attention_spec(config, str(resolved.device), dtype),
         seed=recipe.seed,
@@ -258,10 +260,7 @@ def _parameters(model: str, recipe: Recipe) -> int:
 
 def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch: Path) -> str:
     """Save the first layers of a model, with embeddings and head, as a transformers folder and return its path."""
-    from transformers import AutoModelForCausalLM
-
-    whole = read_config(resolved.model, recipe.trust_remote_code)
-    config = whole.source
+    config = read_config(resolved.model, recipe.trust_remote_code).source
     text = config.get_text_config()
     there = text.num_hidden_layers
     if not 1 <= layers <= there:
@@ -274,7 +273,7 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
     folder = scratch / "first-layers"
     refuse_files(resolved.model)
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        model, loading = auto_class(config).from_pretrained(
             resolved.model,
             config=config,
             dtype="auto",
@@ -290,7 +289,7 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
             f"cannot take the {first_layers(layers)} of {resolved.model}: {reason}"
         ) from error
     # transformers would have saved what it initialised at random.
-    refuse_other_weights(resolved.model, config, model, loading, left_out(whole) is not None, layers)
+    refuse_other_weights(resolved.model, config, model, loading, loads_decoder_alone(config), layers)
     resolved.tokenizer.save_pretrained(folder)
     return str(folder)
 

@@ -450,6 +450,11 @@ def test_rope_outside_the_decoders_config_is_refused(tmp_path: Path) -> None:
             read_model_config(str(path))
 
 
+def test_a_config_without_the_decoders_part_does_not_get_its_defaults() -> None:
+    with pytest.raises(RopewalkError, match="reads max_position_embeddings only in text_config"):
+        config_from_json({"model_type": "gemma3", "max_position_embeddings": 777})
+
+
 def test_gemma_4_says_which_values_come_from_its_class() -> None:
     config = config_from_json({"model_type": "gemma4", "text_config": {"model_type": "gemma4_text"}})
     assert config.methods["full_attention"] == Proportional(512, 1e6, partial_rotary_factor=0.25)

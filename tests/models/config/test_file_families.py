@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config.file import MAY_BE_DENSE, config_from_json
 from ropewalk.models.config.layers import NUMBERS_OF_EXPERTS
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import load_model
 from ropewalk.models.support import ModelsSettings, supported
+from ropewalk.rope import Default
 from tests.marks import slow_after
 from tests.models.every_family import tiny_config
 
@@ -33,6 +36,8 @@ ROPE = (
     {"rope_type": "linear", "factor": 0.0}, {"rope_wobble": 3},
 )  # fmt: skip
 PER_FAMILY = 4
+DERIVE_HEAD_DIM = ("sarvam_mla",)
+"""Families whose classes drop a stated head_dim, because published configs state that of an engine."""
 GEMMA_3 = {
     "full_attention": {"rope_type": "default", "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -160,6 +165,8 @@ def test_wrong_configs_of_every_family_are_refused() -> None:
             continue
         text = sound.get("text_config") or sound
         changes = wrong(text)
+        if family in DERIVE_HEAD_DIM:
+            changes = [change for change in changes if "head_dim" not in change]
         for change in draw.sample(changes, min(PER_FAMILY, len(changes))):
             raw = deepcopy(sound)
             (raw.get("text_config") or raw).update(change)
@@ -207,3 +214,45 @@ def test_attention_without_an_entry_in_rope_by_type_is_refused_with_both_lengths
         RopewalkError, match=r"no entry for layers of type full_attention \(layer 3\); add the entry"
     ):
         config_from_json(raw, "gemma4_text")
+
+
+QWEN_2_5_VL = {
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_position_embeddings": 128000,
+    "max_window_layers": 28,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "sliding_window": 32768,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": False,
+    "vision_config": {"depth": 32, "hidden_size": 1280, "out_hidden_size": 3584},
+    "vocab_size": 152064,
+}
+"""The keys of Qwen2.5-VL 7B's config.json that matter here: those of the decoder stand at the top level."""
+
+
+def test_values_of_a_decoder_at_the_top_level_are_those_that_the_class_reads() -> None:
+    read = config_from_json(QWEN_2_5_VL, "m")
+    in_memory = ModelConfig.of(transformers.Qwen2_5_VLConfig(**deepcopy(QWEN_2_5_VL)))
+    assert (read.model_type, read.whole_type) == ("qwen2_5_vl_text", "qwen2_5_vl")
+    assert read.methods == in_memory.methods == {None: Default(128, 1e6)}
+    assert read.layers == in_memory.layers
+    assert (read.trained_length, read.vocab_size, read.dtype) == (128000, 152064, "bfloat16")
+    # Everything is stated.
+    assert read.defaults == {}
+    assert config_from_json({**QWEN_2_5_VL, "rope_theta": 5e6}, "m").methods == {None: Default(128, 5e6)}
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_axes_must_have_all_pairs_of_a_head(key: str) -> None:
+    raw = {name: value for name, value in QWEN_2_5_VL.items() if name != "rope_scaling"}
+    wrong = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 25]}
+    with pytest.raises(
+        RopewalkError, match=r"mrope_section \[16, 24, 25\] .* to 65 pairs .* a head rotates 64"
+    ):
+        config_from_json({**raw, key: wrong}, "m")

@@ -13,6 +13,7 @@ import torch
 import transformers
 from transformers.cache_utils import DynamicCache, get_layer_types_and_kwargs
 
+from ropewalk.attention.options import EVERYTHING
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config.file import build, class_of, read_model_config
 from ropewalk.models.config.layers import (
@@ -22,6 +23,8 @@ from ropewalk.models.config.layers import (
     WITH_SINKS,
 )
 from ropewalk.models.config.model import ModelConfig
+from ropewalk.training.stage_engine import layers_alike
+from ropewalk.training.update.speed import products_of_pairs
 from tests.checkpoint_cases import CASES, path_of
 from tests.models.families import COMMON, FAMILIES
 from tests.versions import needs_transformers
@@ -230,6 +233,35 @@ def test_heads_of_each_layer_type_have_their_own_width() -> None:
     assert (read.head_dim, read.key_dim, read.widest_dims) == (32, 32, (32, 32))
     # transformers resolves each layer by itself.
     assert [each.head_dim for each in config.per_layer_config] == [layer.key_dim for layer in read.layers]
+
+
+def test_layers_with_more_query_heads_than_others_are_counted_by_their_own() -> None:
+    """Step 3.7 has more in layers with a window, Laguna a list of them."""
+    needs_transformers("5.24", "a class for Step 3.7")
+    by_window = transformers.CONFIG_MAPPING["step3p7"](
+        text_config={
+            **FOUR,
+            "head_dim": 8,
+            "layer_types": [F, S, S, F],
+            "sliding_window": 7,
+            "num_attention_heads": 4,
+            "pad_token_id": 0,
+            "num_sliding_attention_heads": 6,
+        }
+    )
+    listed = transformers.CONFIG_MAPPING["laguna"](
+        **FOUR, head_dim=8, num_attention_heads_per_layer=[4, 6, 6, 4]
+    )
+    for config in (ModelConfig.of(by_window), ModelConfig.of(listed)):
+        assert (config.heads_of_layers, config.num_heads, config.common_heads) == ((4, 6, 6, 4), 4, 2)
+        pairs = products_of_pairs(config, [EVERYTHING] * 4)
+        assert pairs == {EVERYTHING: (4 + 6 + 6 + 4) * (8 + 8)}
+        assert sorted(each.num_heads for each in layers_alike(config) for _ in range(each.layers)) == [
+            *(4, 4),
+            *(6, 6),
+        ]
+    of_transformers = by_window.get_text_config().per_layer_config
+    assert [each.num_attention_heads for each in of_transformers] == [4, 6, 6, 4]
 
 
 def test_layers_of_one_type_whose_heads_differ_are_refused() -> None:

@@ -37,6 +37,7 @@ def test_tables_hold_both_sides():
 
 def test_the_sentence_of_the_page_is_printed_between_tables_and_files(tmp_path):
     nothing = dict.fromkeys(("adapter", "short_context", "exported", "files", "readers"))
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
     result = SimpleNamespace(
         to_json=lambda: SUMMARY_VALUES,
         trained_length=256,
@@ -51,6 +52,7 @@ def test_the_sentence_of_the_page_is_printed_between_tables_and_files(tmp_path):
     place = parts.index(sentence)
     assert all(not isinstance(part, str) or part == "" for part in parts[:place])
     assert parts[place + 2].startswith("model")
+    assert any("AutoModelForImageTextToText.from_pretrained(" in str(part) for part in parts[place:])
 
 
 def test_a_run_that_is_not_finished_has_no_report(tmp_path):

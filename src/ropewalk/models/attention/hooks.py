@@ -41,7 +41,10 @@ OVER_EAGER = "ropewalk_eager"
 
 ASKED = ("scaling", "softcap", "sliding_window", "s_aux", "dropout", "is_causal")
 """Attributes in which transformers' modules describe their attention."""
-PASSED_BY = ("position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits")
+PASSED_BY = (
+    *("position_ids", "use_cache", "logits_to_keep"),
+    *("output_attentions", "output_hidden_states", "output_router_logits"),
+)
 """Keyword arguments that do not affect attention: positions are already applied to queries and keys."""
 OF_THE_LOSS = ("num_items_in_batch", "shift_labels")
 """Keyword arguments for the loss, which models pass to their layers, too."""

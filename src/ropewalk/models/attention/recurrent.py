@@ -83,7 +83,9 @@ def mixers_of(model: nn.Module, config: ModelConfig) -> list[nn.Module]:
     """
     if not config.recurrent_layers:
         return []
-    layers, name = getattr(decoder_of(model), "layers", ()), config.mixer and config.mixer.attribute
+    # Beside encoders, the text decoder is a part of what maps token ids to hidden states.
+    decoder = decoder_of(model).get_decoder()
+    layers, name = getattr(decoder, "layers", ()), config.mixer and config.mixer.attribute
     found = []
     for number in config.recurrent_layers:
         mixer = getattr(layers[number], name or "", None) if number < len(layers) else None

@@ -12,8 +12,9 @@ from ropewalk.io.files import new_folder, remove_left_overs
 from ropewalk.io.lock import locked
 from ropewalk.io.results import Result
 from ropewalk.models.checkpoint.save import save_model
+from ropewalk.models.config.auto_class import encoders_note
 from ropewalk.models.config.layers import BASES_OF_LAYERS
-from ropewalk.models.config.read import left_out, read_config
+from ropewalk.models.config.read import read_config
 from ropewalk.models.config.write import with_rope, written_config
 from ropewalk.models.load import ModelSetup, load_model
 from ropewalk.rope import RopeMethod
@@ -88,8 +89,8 @@ def export(
         remove_left_overs(out.parent, out.name)
         with new_folder(out) as partial:
             save_model(loaded, partial, tokenizer)
-    lost = left_out(read_config(path))
-    notes = () if lost is None else (lost,)
+    beside = encoders_note(read_config(path).source)
+    notes = () if beside is None else (beside,)
     return ExportResult(str(path) if name is None else name, out, context, method, notes)
 
 

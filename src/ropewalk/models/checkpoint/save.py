@@ -11,6 +11,8 @@ import torch
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_json
+from ropewalk.models.checkpoint.weights import INDEX
+from ropewalk.models.checkpoint.whole import WholeCheckpoint
 from ropewalk.models.config.write import with_both_spellings
 
 
@@ -24,24 +26,66 @@ def save_model(
     The caller renames the folder to its final name; see ``ropewalk.training.checkpoint.single``.
     """
     _save_pretrained(model, folder, state_dict=state_dict)
-    if tokenizer is not None:
+    whole = whole_of(model)
+    if whole is not None:
+        whole.copy_files(folder, tokenizer)
+    elif tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
 
-def _save_pretrained(model: Any, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+def whole_of(model: Any) -> WholeCheckpoint | None:
+    """The checkpoint whose encoders a model is saved with; None for a model without any."""
+    found: WholeCheckpoint | None = getattr(model, "_ropewalk_whole", None)
+    return found
+
+
+def take_over_whole(source: Any, model: Any) -> None:
+    """Let a model be saved as the checkpoint that another one with the same weights was read from."""
+    if whole_of(source) is not None:
+        model._ropewalk_whole, model._weight_conversions = whole_of(source), source._weight_conversions
+
+
+def _save_pretrained(
+    model: Any,
+    save_directory: str | os.PathLike[str],
+    is_main_process: bool = True,
+    state_dict: dict[str, torch.Tensor] | None = None,
+    **kwargs: Any,
+) -> None:
     """``save_pretrained`` of a model, and a ``config.json`` from which every program gets the same model."""
     if kwargs.get("push_to_hub"):
         raise RopewalkError(
             "save_pretrained(push_to_hub=True) uploads before config.json is complete; call push_to_hub() instead"
         )
-    type(model).save_pretrained(model, save_directory, *args, **kwargs)
+    whole, folder = whole_of(model), Path(save_directory)
+    if whole is not None and is_main_process:
+        weights = whole.state(model, model.state_dict() if state_dict is None else state_dict)
+        count = sum(each.numel() for each in weights.values())
+        type(model).save_pretrained(
+            model, save_directory, state_dict=weights, **{**kwargs, "save_original_format": False}
+        )
+        _complete_index(folder, count)
+        save_config(model, folder)
+        return
+    type(model).save_pretrained(
+        model, save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
+    )
     # Other ranks write weights alone.
-    if kwargs.get("is_main_process", args[0] if args else True):
-        whole = _whole_config(model)
+    if is_main_process:
+        other = _whole_config(model)
         # transformers wrote the decoder's own config, from which it does not load such a model.
-        if whole is not None:
-            whole.save_pretrained(save_directory)
-        _complete_config(Path(save_directory), holds_own_head(model))
+        if other is not None:
+            other.save_pretrained(save_directory)
+        _complete_config(folder, holds_own_head(model))
+
+
+def _complete_index(folder: Path, count: int) -> None:
+    """Count all parameters in the index of several files: transformers counts those in memory."""
+    path = folder / INDEX
+    if path.is_file():
+        stated = parse_json(path.read_bytes())
+        stated["metadata"]["total_parameters"] = count
+        write_json(path, stated)
 
 
 class SavePretrained:
@@ -60,6 +104,10 @@ class SavePretrained:
 
 def save_config(model: Any, folder: Path) -> None:
     """Write the config.json from which plain transformers builds the model."""
+    whole = whole_of(model)
+    if whole is not None:
+        write_json(folder / "config.json", whole.config(model))
+        return
     (_whole_config(model) or model.config).to_json_file(folder / "config.json")
     _complete_config(folder)
 

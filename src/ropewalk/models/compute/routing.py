@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
+from ropewalk.models.config.auto_class import auto_class
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel.mesh import SequenceGroups
 
@@ -29,9 +30,7 @@ DRAWS_EXPERTS = ("phimoe",)
 
 def records_routing(config: ModelConfig) -> bool:
     """Whether the model's class declares its router logits; code that comes with a checkpoint is not considered."""
-    from transformers import AutoModelForCausalLM
-
-    made = AutoModelForCausalLM._model_mapping.get(type(config.source), None)
+    made = auto_class(config.source)._model_mapping.get(type(config.source), None)
     classes = [] if made is None else vars(sys.modules[made.__module__]).values()
     return any(_specs(each) for each in classes if isinstance(each, type))
 

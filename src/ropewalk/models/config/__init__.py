@@ -8,4 +8,5 @@ Its files::
     layers       keys about layers: their spellings, defaults and valid values
     documented   lengths that publishers state elsewhere than in the config
     parameters   parameters counted from the config
+    auto_class   the class of transformers that loads its model
 """

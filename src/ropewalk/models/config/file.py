@@ -42,7 +42,7 @@ from ropewalk.models.config.layers import (
 )
 from ropewalk.models.config.model import ModelConfig, decoder_key, refuse_no_decoder
 from ropewalk.rope import ROPE_KEYS, RopeMethod, methods_from_config
-from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides, rotates_a_share
+from ropewalk.rope.config import OF_LAYERS, SECTIONS, head_dim, layer_overrides, rotates_a_share
 from ropewalk.rope.methods.base import ORIGINAL, PARTIAL, methods_by_type
 from ropewalk.versions import older_transformers
 
@@ -84,6 +84,13 @@ ROPE_WORD = re.compile(r"(^|_)(rope|rotary|ntk)(_|$)")
 ROTARY_DIM_SINCE = {"minimax_m2": "5.18"}
 """Model types whose class reads ``rotary_dim`` only from this transformers on."""
 UNDERSTOOD = {*ROPE_KEYS, *ALIASES, *ATTENTION_KEYS, "rotary_dim"}
+READ_FLAT = {
+    "fuyu": "persimmon",
+    "paddleocr_vl": "paddleocr_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
+}
+"""Model types in whose published configs the decoder's values stand at the top level, with the type of the decoder."""
 WITHOUT_ROPE = (None, "absolute", "alibi", "nope", "relative_key", "relative_key_query")
 """Values of ``position_embedding_type``; GraniteMoeHybrid writes null if it has no RoPE."""
 MAY_BE_DENSE = (
@@ -123,12 +130,16 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     """
     refuse_no_decoder(model, raw.get("model_type"))
     config_class = class_of(raw.get("model_type"))
-    decoder = raw["text_config"] if isinstance(raw.get("text_config"), Mapping) else raw
+    decoder, flat = raw, False
+    if isinstance(raw.get("text_config"), Mapping):
+        decoder = raw["text_config"]
+    elif raw.get("model_type") in READ_FLAT:
+        decoder, flat = {**raw, "model_type": READ_FLAT[raw["model_type"]]}, True
     if decoder.get("qk_rope_head_dim") == 0:
         raise RopewalkError(
             f"{model} has no RoPE: qk_rope_head_dim, the part of a head that is rotated, is 0"
         )
-    _refuse_two_places(raw, decoder, config_class)
+    _refuse_two_places(raw, decoder, config_class, "text_config")
     # Without a class there are no defaults, so the file must state everything that is read.
     if config_class is None:
         stated = under_known_names(decoder)
@@ -139,8 +150,9 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
     # Stated values are checked before the class is built: it fills in defaults that would hide what a file lacks.
     outer = build(model, config_class, raw)
     text, name = _decoder_of(model, outer)
-    if name is not None:
+    if name is not None and not flat:
         decoder = raw.get(name) or {}
+        _refuse_two_places(raw, decoder, config_class, name)
         if name != "text_config":
             _check_stated(decoder, type(text))
     _refuse_without_rope(model, text)
@@ -157,10 +169,11 @@ def config_from_json(raw: Mapping[str, Any], model: str = "the model") -> ModelC
         values["dtype"] = dtype
     methods = methods_from_config(values)
     _check_rotary_dim(values, methods)
+    _check_axes(values, methods)
     _refuse_unread_length(decoder, text)
     _refuse_disagreement(model, methods, text)
     _refuse_base_of_attention(decoder, methods)
-    return ModelConfig(values, model, defaults, type(text).__name__)
+    return ModelConfig(values, model, defaults, type(text).__name__, whole_type=raw["model_type"])
 
 
 def read_config_file(model: str, at: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -246,7 +259,9 @@ def _decoder_of(model: str, outer: Any) -> tuple[Any, str | None]:
     return text, decoder_key(outer)
 
 
-def _refuse_two_places(raw: Mapping[str, Any], decoder: Mapping[str, Any], config_class: Any) -> None:
+def _refuse_two_places(
+    raw: Mapping[str, Any], decoder: Mapping[str, Any], config_class: Any, part: str
+) -> None:
     # Fields of the outer class are its own: MusicFlamingo uses RoPE for audio too.
     own = set() if config_class is None else {field.name for field in fields(config_class)}
     for key in (*ROPE_KEYS, "max_position_embeddings", "head_dim"):
@@ -255,12 +270,12 @@ def _refuse_two_places(raw: Mapping[str, Any], decoder: Mapping[str, Any], confi
             continue
         if inside is not None:
             raise RopewalkError(
-                f"{key} is {outside!r} at the top level of the config but {inside!r} in text_config; remove the "
+                f"{key} is {outside!r} at the top level of the config but {inside!r} in {part}; remove the "
                 f"wrong one"
             )
         raise RopewalkError(
-            f"transformers reads {key} only in text_config, but the config has {key} {outside!r} at the top level; "
-            "move the key into text_config"
+            f"transformers reads {key} only in {part}, but the config has {key} {outside!r} at the top level; "
+            f"move the key into {part}"
         )
 
 
@@ -324,6 +339,23 @@ def _check_rotary_dim(values: Mapping[str, Any], methods: Mapping[str | None, Ro
             else:
                 refusal += "; correct rotary_dim, or the other keys"
             raise RopewalkError(refusal)
+
+
+def _check_axes(values: Mapping[str, Any], methods: Mapping[str | None, RopeMethod]) -> None:
+    """Raise if the axes of images do not share all pairs of a head."""
+    for key in ("rope_parameters", "rope_scaling"):
+        entry = values.get(key) or {}
+        entries: list[tuple[str | None, Any]] = [(None, entry), *_nested(entry).items()]
+        for kind, each in entries:
+            sections, method = each.get(SECTIONS), methods.get(kind)
+            if sections is None or method is None:
+                continue
+            given, rotated = sum(sections), method.rotary_dim // 2
+            if given != rotated:
+                raise RopewalkError(
+                    f"{SECTIONS} {list(sections)} gives positions in images to {given} pairs of dimensions, but a head "
+                    f"rotates {rotated}; correct {SECTIONS}, or the dimensions of a head"
+                )
 
 
 def _refuse_unread_length(decoder: Mapping[str, Any], text: Any) -> None:

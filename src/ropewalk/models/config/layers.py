@@ -110,7 +110,7 @@ ROPE_NAMES = {"deepseek_v4": {SLIDING: "main", **dict.fromkeys(COMPRESSED, "comp
 """Model types whose RoPE parameters by type have keys other than layer types, with the key of each layer type."""
 COMPRESSED_BASE = "compress_rope_theta"
 """The base of layers with compressed entries; their model's ``rope_theta`` is that of layers with a window alone."""
-READ_OF_EACH_LAYER = ("head_dim", "num_key_value_heads")
+READ_OF_EACH_LAYER = ("head_dim", "num_attention_heads", "num_key_value_heads")
 """Values in which layers may differ."""
 OTHER_KINDS = ("mlp_layer_types", "layers_block_type")
 """Lists with an entry for each layer that classes do not check against the number of layers."""
@@ -157,7 +157,7 @@ def layer_values(text: Any) -> dict[str, Any]:
     if unread:
         raise RopewalkError(
             f"the layers of {text.model_type} differ in {', '.join(unread)} ({OF_LAYERS}); ropewalk supports only "
-            f"layers that differ in {' and '.join(READ_OF_EACH_LAYER)}"
+            f"layers that differ in {', '.join(READ_OF_EACH_LAYER)}"
         )
     kinds = getattr(text, "layer_types", None)
     if not kinds:

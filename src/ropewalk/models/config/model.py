@@ -9,6 +9,7 @@ A config comes from a ``config.json`` (:mod:`ropewalk.models.config.file`) or fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +26,7 @@ from ropewalk.models.config.layers import (
     CHUNKED,
     COMPRESSED,
     FULL,
+    HEADS_OF_LAYERS,
     INDEXED,
     INDEXERS,
     INDEXERS_SINCE,
@@ -51,7 +53,7 @@ from ropewalk.models.config.layers import (
     which_layers,
     width_of,
 )
-from ropewalk.models.support import packing_refusal
+from ropewalk.models.support import loading_refusal, packing_refusal
 from ropewalk.rope.config import OF_LAYERS, head_dim, layer_overrides, methods_from_config
 from ropewalk.rope.methods import Yarn
 from ropewalk.rope.methods.base import ORIGINAL, RopeMethod
@@ -61,10 +63,15 @@ DRAFTS = "drafts tokens from the hidden states and keys of another model; extend
 NO_DECODERS = {
     "blt": "has four RoPEs, and reads bytes in patches that a second model inside it chooses; ropewalk extends only "
     "models with one decoder that reads tokens",
+    "diffusion_gemma": "generates blocks of tokens by diffusion, not token after token",
     "dory": "runs some of its layers several times for a token; ropewalk supports only models that run each layer once "
     "for a token",
     "gemma4_assistant": DRAFTS,
     "gemma4_unified_assistant": DRAFTS,
+    "molmo2": "has two RoPEs, one of which it uses in the layers of rope_scaling_layers; ropewalk sets one for all "
+    "layers",
+    "shieldgemma2": "classifies images; extend a Gemma 3 model instead",
+    "idefics": "attends to an image in every call; ropewalk trains and evaluates models on text alone",
 }
 """Model types that cannot be extended by themselves, and why: predicates whose subject is the model."""
 PER_TOKEN = ("mlp", "moe")
@@ -135,6 +142,8 @@ class ModelConfig:
             has the type as prefix: ``full_attention.rope_theta``. Empty for a config in memory, where it is unknown.
         config_class: transformers' class for the decoder; None if it has none and only the file is known.
         given_length: the trained length in tokens, if the user overrides the config.
+        whole_type: model type of the whole model, which may have encoders beside the decoder; None if transformers has
+            no class for it.
         source: the transformers config, of the whole model, that this was read from; None for a ``config.json``.
 
     Example:
@@ -148,6 +157,7 @@ class ModelConfig:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     config_class: str | None = None
     given_length: int | None = None
+    whole_type: str | None = None
     source: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -164,7 +174,9 @@ class ModelConfig:
         shape = {key: value for key, value in shape_values(text).items() if values.get(key) is None}
         dtype = {} if values.get("dtype") or config.dtype is None else {"dtype": str(config.dtype)}
         values = {**values, **shape, **dtype, **layer_values(text)}
-        return cls(values, text.model_type, {}, type(text).__name__, source=config)
+        return cls(
+            values, text.model_type, {}, type(text).__name__, whole_type=config.model_type, source=config
+        )
 
     # The transformers config behind it.
 
@@ -365,6 +377,23 @@ class ModelConfig:
     @property
     def num_heads(self) -> int | None:
         return self.values.get("num_attention_heads")
+
+    @property
+    def heads_of_layers(self) -> tuple[int, ...]:
+        """Number of query heads of each layer, first to last; 0 if the config does not state it."""
+        listed, overrides = self.values.get(HEADS_OF_LAYERS), layer_overrides(self.values)
+        own = listed or [self.num_heads or 0] * len(self.layers)
+        return tuple(
+            overrides.get(number, {}).get("num_attention_heads", heads) for number, heads in enumerate(own)
+        )
+
+    @property
+    def common_heads(self) -> int | None:
+        """The largest number that divides the query heads of every layer with attention: what ranks can share."""
+        heads = [
+            heads for heads, layer in zip(self.heads_of_layers, self.layers, strict=True) if layer.attends
+        ]
+        return math.gcd(*heads) if any(heads) else self.num_heads
 
     @property
     def num_kv_heads(self) -> int | None:
@@ -726,6 +755,11 @@ class ModelConfig:
         """Factor of the load-balancing loss in transformers' training: 0 unless ``output_router_logits`` is true."""
         return (self.router_aux_loss_coef or 0.0) if self.values.get("output_router_logits") else 0.0
 
+    def loading_refusals(self) -> list[str]:
+        """Why ropewalk cannot load the model, as in :meth:`packing_refusals`; empty if it can."""
+        refused = loading_refusal(self.whole_type)
+        return [] if refused is None else [refused]
+
     def packing_refusals(self) -> list[str]:
         """Why packed rows cannot pass through the model: predicates whose subject is the model; empty if they can."""
         refused = []
@@ -764,9 +798,9 @@ class ModelConfig:
 
     def reach_refusals(self, context: int, keeps_rope: bool = False) -> list[str]:
         """Those :meth:`training_refusals` that no edit of the config removes; with the same arguments."""
-        refused = self.packing_refusals()
+        refused = [*self.loading_refusals(), *self.packing_refusals()]
         # What only the code of a family shows, and not its config.
-        shown = None if refused else packing_refusal(self.model_type)
+        shown = None if refused else packing_refusal(self.whole_type or self.model_type)
         if shown is not None:
             refused.append(f"does not support packed rows: {shown}")
         widest = self.widest_window

@@ -23,16 +23,23 @@ def count_parameters(config: ModelConfig) -> int | None:
         824
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModel, AutoModelForCausalLM
 
     teach_transformers()
     try:
         complete = rebuilt(config)
         if complete is None:
             return None
+        # A decoder that transformers has beside encoders alone gets its output head from the class of the whole.
+        alone = type(complete) in MODEL_FOR_CAUSAL_LM_MAPPING
+        if not alone and config.whole_type in (None, config.model_type):
+            return None
         with quiet(), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(complete, trust_remote_code=False)
+            made = AutoModelForCausalLM if alone else AutoModel
+            model = made.from_config(complete, trust_remote_code=False)
     except CONFIG_ERRORS:
         return None
     count: int = sum(parameter.numel() for parameter in model.parameters())
+    if not alone and not config.values.get("tie_word_embeddings"):
+        count += model.get_input_embeddings().weight.numel()
     return count

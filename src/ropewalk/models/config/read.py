@@ -17,7 +17,7 @@ from ropewalk.models.config.file import (
     read_config_file,
     read_model_config,
 )
-from ropewalk.models.config.model import ModelConfig, decoder_key
+from ropewalk.models.config.model import ModelConfig
 
 log = logging.getLogger("ropewalk")
 
@@ -93,24 +93,3 @@ def _check_exists(path_or_id: str | os.PathLike[str]) -> None:
         raise RopewalkError(f"{path} is a file; give a model folder in Hugging Face format")
     else:
         check_model_place(path_or_id)
-
-
-def left_out(config: ModelConfig) -> str | None:
-    """The parts of a larger model that a load as a causal decoder omits, in one sentence; None if it keeps everything.
-
-    Args:
-        config: config with its transformers config as ``source``.
-    """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    key = decoder_key(config.source)
-    if key is None or type(config.source) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return None
-    loaded = MODEL_FOR_CAUSAL_LM_MAPPING[type(config.source)]
-    # Such a class takes the config of the whole model, so it has the encoders too.
-    if loaded.config_class is type(config.source):
-        return None
-    return (
-        f"transformers loads only the language model of {config.source.model_type} ({loaded.__name__}): the result "
-        "has no encoders of images or sounds"
-    )

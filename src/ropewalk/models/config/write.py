@@ -11,6 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json
+from ropewalk.models.config.file import READ_FLAT
 from ropewalk.models.config.layers import BASES_OF_LAYERS, COMPRESSED_BASE
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
@@ -97,8 +98,11 @@ def with_both_spellings(stated: dict[str, Any]) -> dict[str, Any]:
     if stated.get("model_type") not in CONFIG_MAPPING:
         return stated
     config_class = CONFIG_MAPPING[stated["model_type"]]
-    inner = stated.get("text_config")
-    added = {**stated, "text_config": with_older_keys(inner)} if inner else with_older_keys(stated)
+    inner, kind = stated.get("text_config"), stated["model_type"]
+    if inner:
+        added = {**stated, "text_config": with_older_keys(inner)}
+    else:
+        added = {**with_older_keys({**stated, "model_type": READ_FLAT.get(kind, kind)}), "model_type": kind}
     if added == stated:
         return stated
     # A class may read the older keys in its own way, and they come first in transformers.

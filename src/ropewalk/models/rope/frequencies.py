@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.checkpoint.save import save_model
+from ropewalk.models.config.auto_class import plain_model
 from ropewalk.models.config.file import CONFIG_ERRORS, one_line, quiet, read_model_config, rebuilt
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.rope.rotary import rotary_module, teach_transformers
@@ -173,15 +174,11 @@ def rotary_saved_and_loaded(model: Any) -> nn.Module:
     Raises:
         RopewalkError: if it cannot be saved or loaded.
     """
-    from transformers import AutoModelForCausalLM
-
     try:
         with _folder() as folder:
             with _config_kept(model.config):
                 save_model(model, folder)
-            other = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=model.dtype, use_safetensors=True, trust_remote_code=False
-            )
+            other = plain_model(folder, dtype=model.dtype, use_safetensors=True)
     except TRIP_ERRORS as error:
         raise RopewalkError(
             f"{type(model).__name__} cannot be saved and loaded again: {one_line(error)}"

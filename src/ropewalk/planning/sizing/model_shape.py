@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config.layers import RECURRENT
+from ropewalk.models.config.layers import HEADS_OF_LAYERS, RECURRENT
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel.mesh import MeshShape, sharded_dimension
 from ropewalk.rope.config import OF_LAYERS
@@ -232,7 +232,10 @@ class ModelShape:
         missing = [key for key in keys if values.get(key) is None]
         if missing:
             raise RopewalkError(f"counting operations needs {missing[0]}, which the model's config lacks")
-        apart = next((key for key in (OF_LAYERS, "hidden_size_per_layer_input") if values.get(key)), None)
+        apart = next(
+            (key for key in (OF_LAYERS, HEADS_OF_LAYERS, "hidden_size_per_layer_input") if values.get(key)),
+            None,
+        )
         if apart is not None:
             raise RopewalkError(
                 f"operations are not counted for models with {apart} in their config, because the layers of such "

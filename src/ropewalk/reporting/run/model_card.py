@@ -25,7 +25,8 @@ from ropewalk.io.files import parse_json, write_text
 from ropewalk.models.checkpoint.card import CARD, is_own_card, signed_card
 from ropewalk.models.checkpoint.export import ExportResult
 from ropewalk.models.checkpoint.origin import origin_of
-from ropewalk.models.config.file import read_model_config
+from ropewalk.models.config.auto_class import name_of_class
+from ropewalk.models.config.file import read_config_file, read_model_config
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.scores.tables import list_table
 from ropewalk.reporting.shown_text import shown
@@ -68,7 +69,8 @@ def write_model_card(output: Path, repository: str | None = None) -> Path | None
     recipe = parse_recipe((output / RECIPE).read_text(encoding="utf-8"), str(output / RECIPE))
     readers = sentences(readings(str(output / MODEL), repository or PLACE), summary["context"])
     note = read_model_config(str(output / MODEL)).indexer_note
-    write_text(path, signed_card(run_card(summary, recipe, readers, repository, note)))
+    loads = name_of_class(read_config_file(str(output / MODEL)).get("model_type"))
+    write_text(path, signed_card(run_card(summary, recipe, readers, repository, note, loads)))
     return path
 
 
@@ -98,6 +100,7 @@ def export_card(found: ExportResult, repository: str | None = None) -> str:
     rope = before.full_attention_rope
     context = found.max_position_embeddings
     readers = sentences(readings(str(found.out), repository or PLACE), context)
+    loads = name_of_class(read_config_file(str(place)).get("model_type"))
     parts = [
         _front_matter(_metadata(source, None, False)),
         f"# {_plain(origin.name)} for {context:,} tokens",
@@ -109,7 +112,7 @@ def export_card(found: ExportResult, repository: str | None = None) -> str:
             (context, {"method": found.method.name, **found.method.to_entry()}),
         ),
         "## Use",
-        _use(repository or PLACE, context),
+        _use(repository or PLACE, context, loads),
         _bullets(map(_plain, (*found.notes, *readers))),
         "## Limits",
         _bullets(["No ability of this model was measured.", *_licence_unknown(source)]),
@@ -123,6 +126,7 @@ def run_card(
     readers: Sequence[str],
     repository: str | None = None,
     untrained: str | None = None,
+    loads: str = "AutoModelForCausalLM",
 ) -> str:
     """Text of the card of a run's model.
 
@@ -132,6 +136,7 @@ def run_card(
         readers: which programs read the model's RoPE, one sentence each.
         repository: as in :func:`write_model_card`.
         untrained: parts of the model that no training changes, in a sentence; None if there are none.
+        loads: class of transformers that loads the model.
     """
     source, trained, context = summary["source"], summary["trained_length"], summary["context"]
     differences = run_differences(summary)
@@ -153,7 +158,7 @@ def run_card(
         "## Evaluation",
         _evaluation(run_results(summary), differences),
         "## Use",
-        _use(repository or PLACE, context),
+        _use(repository or PLACE, context, loads),
         *([_bullets(map(_plain, readers))] if readers else []),
         "## Limits",
         _bullets([*([_plain(_sentence(untrained))] if untrained else []), *_limits(summary, source)]),
@@ -264,14 +269,14 @@ def _described(table: ResultTable) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _use(model: str, context: int) -> str:
+def _use(model: str, context: int, loads: str) -> str:
     # A JSON string is a Python literal as well.
     quoted = json.dumps(model)
     return f"""```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {loads}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({quoted})
-model = AutoModelForCausalLM.from_pretrained({quoted}, dtype="auto")
+model = {loads}.from_pretrained({quoted}, dtype="auto")
 ```
 
 ```sh

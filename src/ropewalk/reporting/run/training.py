@@ -17,6 +17,8 @@ from ropewalk.experiments.finished_runs import cost_of
 from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import format_length
 from ropewalk.models.checkpoint.card import CARD, is_own_card
+from ropewalk.models.config.auto_class import name_of_class
+from ropewalk.models.config.file import read_config_file
 from ropewalk.reporting.compatibility import readers_parts
 from ropewalk.reporting.figures.evaluation import curve_figure, perplexity_figure, score_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
@@ -291,7 +293,8 @@ def describe_run(result: RunResult) -> Iterator[Part]:
     facts.append(
         ("card", str(card) if is_own_card(card) else f"{card} is not from this run and was left as it is")
     )
-    loads = f"AutoModelForCausalLM.from_pretrained({str(result.model)!r}) loads it in plain transformers"
+    name = name_of_class(read_config_file(str(result.model)).get("model_type"))
+    loads = f"{name}.from_pretrained({str(result.model)!r}) loads it in plain transformers"
     publish = f"ropewalk export {result.output} --push OWNER/NAME"
     for name, value in (*facts, ("next", loads), ("publish", publish)):
         yield f"{name:8} {value}"

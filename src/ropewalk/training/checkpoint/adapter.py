@@ -12,6 +12,7 @@ import torch
 from ropewalk.io.files import new_folder, write_text
 from ropewalk.models.adapter import adapter_of, merge_adapter, save_adapter, trained_parameters
 from ropewalk.models.compute.losses import LossModel
+from ropewalk.models.config.auto_class import auto_class
 from ropewalk.parallel import World
 from ropewalk.training.checkpoint.files import Position, write_export_record
 from ropewalk.training.checkpoint.sharded import export_model
@@ -29,10 +30,10 @@ without it the base has its own RoPE, and the adapter does not fit.
 
 ```python
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, {loads}
 
 config = AutoConfig.from_pretrained({folder})
-base = AutoModelForCausalLM.from_pretrained({base}, config=config)
+base = {loads}.from_pretrained({base}, config=config)
 model = PeftModel.from_pretrained(base, {folder})
 ```
 
@@ -73,7 +74,10 @@ def export_adapter(
         # A JSON string is also valid YAML for the header and valid Python for the example.
         quoted = {"base": json.dumps(base), "folder": json.dumps(str(adapter))}
         write_text(
-            partial / "README.md", README.format(context=context, digest=digest or "unknown", **quoted)
+            partial / "README.md",
+            README.format(
+                context=context, digest=digest or "unknown", loads=auto_class(model.config).__name__, **quoted
+            ),
         )
         write_export_record(partial, position, weights)
     # After the adapter is written: merging adds its matrices to the weights and cannot be undone.

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from ropewalk.errors import RopewalkError, first_line
 from ropewalk.io.digests import FileDigest, HashedFile
 from ropewalk.io.files import PARTIAL, REPLACED, new_folder, plain_name, unique_name, write_json, writing
-from ropewalk.models.checkpoint.save import save_model
+from ropewalk.models.checkpoint.save import save_model, whole_of
 from ropewalk.models.compute.losses import LossModel
 from ropewalk.models.sharding import gathered_state
 from ropewalk.parallel import Mesh, World
@@ -299,9 +299,10 @@ def export_model(
     def write() -> None:
         with new_folder(folder) as partial:
             save_model(trained.model, partial, tokenizer, state)
-            # transformers wrote the dtype of the model in memory, which may differ from that of the exported weights.
-            config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
-            write_json(partial / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
+            if whole_of(trained.model) is None:
+                # transformers wrote the dtype of the model in memory, which may differ from that of the weights.
+                config = json.loads((partial / "config.json").read_text(encoding="utf-8"))
+                write_json(partial / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
             write_export_record(partial, position, weights)
 
     world.on_rank_0(write)

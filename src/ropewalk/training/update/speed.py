@@ -14,7 +14,6 @@ from ropewalk.attention.spans import Spans
 from ropewalk.models.attention.hooks import localities_by_layer
 from ropewalk.models.compute.losses import LossModel
 from ropewalk.models.compute.products import layer_products
-from ropewalk.models.config.layers import HEADS_OF_LAYERS
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import Mesh, ShardedLayouts
 from ropewalk.planning.sizing.recurrent import RecurrentShape, recurrent_shapes
@@ -97,9 +96,8 @@ def products_of_pairs(config: ModelConfig, localities: Sequence[Locality]) -> Co
         config: the model's config.
         localities: window or chunk of each layer.
     """
-    heads = config.values.get(HEADS_OF_LAYERS) or [config.num_heads or 0] * len(config.layers)
     found: Counter[Locality] = Counter()
-    for layer, locality, number in zip(config.layers, localities, heads, strict=True):
+    for layer, locality, number in zip(config.layers, localities, config.heads_of_layers, strict=True):
         if layer.attends:
             found[locality] += number * (layer.key_dim + layer.value_dim)
     return found

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ropewalk.attention.layout import IGNORED, PackedLayout
 from ropewalk.models.compute.losses import LossModel, OutputHead
+from ropewalk.models.config.auto_class import plain_model
 from ropewalk.models.config.read import read_config
 from ropewalk.models.load import cast_parameters, configured, load_model
 from ropewalk.models.rope.rotary import rotary_module
@@ -69,8 +70,6 @@ def rope_after_wrapping(case: Case, mesh: Mesh, world: World) -> Outcome:
 
 def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
     """Check RoPE of the saved folder, once loaded by ropewalk and once by transformers."""
-    from transformers import AutoModelForCausalLM
-
     folder = saved_folder(case, mesh, world)
     if not world.is_rank_0:
         return Outcome.not_run("")
@@ -79,9 +78,7 @@ def rope_after_reload(case: Case, mesh: Mesh, world: World) -> Outcome:
     ours = load_model(folder, setup, torch.float32, case.device)
     found = {"loaded by ropewalk": _in_row(case, _losses(ours))}
     plain = (
-        AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=case.setup.trust_remote_code
-        )
+        plain_model(folder, dtype=torch.float32, trust_remote_code=case.setup.trust_remote_code)
         .to(case.device)
         .eval()
     )

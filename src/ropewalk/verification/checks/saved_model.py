@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.layout import PackedLayout
+from ropewalk.models.config.auto_class import plain_model
 from ropewalk.models.load import load_model
 from ropewalk.parallel import Mesh, World
 from ropewalk.verification.case import Case
@@ -24,8 +25,6 @@ def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:
     The budget is twice the change that transformers' float32 angles make to the logits of the model in memory, plus the
     rounding of float32, in which models compute their norms.
     """
-    from transformers import AutoModelForCausalLM
-
     folder = saved_folder(case, mesh, world)
     if not world.is_rank_0:
         return Outcome.not_run("")
@@ -33,9 +32,7 @@ def saved_equals_ours(case: Case, mesh: Mesh, world: World) -> Outcome:
     ours, stock = (_logits(case, exact, torch.float64) for exact in (case.setup.exact_rope, False))
     narrow = _logits(case, case.setup.exact_rope, torch.float32)
     # In the dtype of the files, then widened, so that loading itself rounds nothing.
-    saved = AutoModelForCausalLM.from_pretrained(
-        folder, dtype="auto", trust_remote_code=case.setup.trust_remote_code
-    )
+    saved = plain_model(folder, dtype="auto", trust_remote_code=case.setup.trust_remote_code)
     saved = saved.to(case.device, torch.float64).eval()
     exact_in(saved, torch.float64)
     with torch.no_grad():

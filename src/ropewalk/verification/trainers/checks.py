@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropewalk.models.compute.losses import OutputHead, decoder_of
+from ropewalk.models.config.auto_class import plain_model
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.rope.frequencies import INV_FREQ
 from ropewalk.verification.checks.effective_rope import TOKENS, Applied, ByLayerType, angles_outcome, captured
@@ -507,11 +508,9 @@ def _first_of_each(positions: Tensor) -> tuple[Tensor, Tensor]:
 
 def rope_saved(subject: Subject, folder: Any, config: ModelConfig) -> Outcome:
     """RoPE of the model that transformers loads from what the trainer saved."""
-    from transformers import AutoModelForCausalLM
-
     if not (folder / "config.json").is_file():
         return Outcome.not_run(f"{subject.name} saved no config.json (adapters alone have none)")
-    loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    loaded = plain_model(folder, dtype=torch.float32)
     saved = ModelConfig.of(loaded.config)
     found = angles_outcome(
         {"saved and loaded": rope_now(loaded, saved if _length(saved) <= _length(config) else config)},
@@ -529,7 +528,7 @@ def rope_saved(subject: Subject, folder: Any, config: ModelConfig) -> Outcome:
 
 def windows(model: Any, batches: Sequence[MicroBatch], config: ModelConfig) -> Outcome:
     """How far each layer sees, against the config: a change of a document's first token reaches that many tokens."""
-    layers = getattr(decoder_of(model), "layers", None)
+    layers = getattr(decoder_of(model).get_decoder(), "layers", None)
     if layers is None or len(layers) != len(config.layers):
         return Outcome.not_run(f"{type(model).__name__} has no list of decoder layers that fits its config")
     # Only a document longer than a window shows where the window ends.
