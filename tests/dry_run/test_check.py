@@ -1,10 +1,15 @@
 """A recipe is checked without a run: what it would train, what is missing, and what is wrong with it."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from ropewalk import RopewalkError
+from ropewalk.dry_run import check as module
 from ropewalk.dry_run.check import check
 from ropewalk.training import load_recipe
+from ropewalk.training.preflight import resolve
 
 
 def test_a_recipe_whose_model_is_here_is_compared_with_it(tmp_path, monkeypatch):
@@ -38,3 +43,34 @@ def test_what_is_not_here_is_said_and_not_downloaded(tmp_path, monkeypatch):
 def test_what_lies_elsewhere_by_design_is_not_missing():
     recipe = load_recipe("demo", ["data.sources=['hf:owner/name', embedded]"])
     assert check(recipe).missing == ()
+
+
+LEAST = 16 * 966_016 + 5 * (2 * 1024) * 128 * 4
+"""Bytes of the demo's step: parameters, gradients and moments, and what 5 layers get of 2 rows of 1,024 tokens."""
+NEEDED = -(-LEAST * 10 // 9)
+"""Nine tenths of the memory may be filled."""
+
+
+def test_a_recipe_that_this_machine_has_no_memory_for_is_not_ready(monkeypatch):
+    monkeypatch.setattr(module, "device_bytes", lambda device: NEEDED)
+    assert check(load_recipe("demo")).ready
+    monkeypatch.setattr(module, "device_bytes", lambda device: NEEDED - 2)
+    found = check(load_recipe("demo"))
+    assert not found.ready
+    assert found.missing == (
+        "memory for stages.0: a step takes 0.0207 GB or more, but this machine's CPU has 0.023 GB; ropewalk plan says "
+        "what other machines take",
+    )
+    # A stage without steps takes no memory.
+    searched = ["stages.0.steps=0", "stages.0.rope={method: longrope, search: {}}", "stages.0.warmup_steps=0"]
+    assert check(load_recipe("demo", searched)).ready
+
+
+def test_the_gpus_of_a_machine_share_what_a_step_takes(monkeypatch):
+    on_gpu = replace(resolve(load_recipe("demo")), device=torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(module, "device_bytes", lambda device: NEEDED // 8 + 1)
+    assert list(module._missing_memory(on_gpu)) == []
+    monkeypatch.setattr(module, "device_bytes", lambda device: NEEDED // 8 - 1)
+    (line,) = module._missing_memory(on_gpu)
+    assert "takes 0.0207 GB or more, but this machine's 8 GPUs have 0.023 GB" in line

@@ -51,8 +51,8 @@ def check_command(
     """Check a recipe without running it.
 
     Checks the recipe's keys and values. If the model is on this machine, also checks everything that a run checks
-    before it trains. Downloads and writes nothing. Exits with status 2 if the recipe is wrong, or names documents or
-    a model that a run would not find.
+    before it trains. Downloads and writes nothing. Exits with status 2 if the recipe is wrong, names documents or a
+    model that a run would not find, or needs more memory than this machine has.
     """
     from ropewalk.dry_run.check import check
     from ropewalk.errors import RopewalkError

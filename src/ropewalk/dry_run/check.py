@@ -6,14 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from huggingface_hub import try_to_load_from_cache
 
 from ropewalk.data.read.embedded import EMBEDDED, resolve_model
 from ropewalk.data.read.files import hub_advice
 from ropewalk.data.settings import SourceSpec
 from ropewalk.io.results import Result
-from ropewalk.training.preflight import announcement, resolve
+from ropewalk.parallel import MeshShape
+from ropewalk.training.memory_need import USABLE
+from ropewalk.training.preflight import announcement, device_bytes, least_bytes, resolve
 from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.resolved import ResolvedRecipe
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class RecipeCheck(Result):
         tokens: tokens of all stages.
         resolved: lines that a run would print at its start; None if the model is not on this machine, in which case
             nothing was compared with it.
-        missing: what the run needs and this machine does not have.
+        missing: what the run needs and this machine does not have: the model, documents, memory.
         ready: whether a run could start here: all that is missing, at most the model, can be downloaded by it.
     """
 
@@ -71,18 +75,18 @@ def check(recipe: Recipe) -> RecipeCheck:
         RopewalkError: for the first error; the message names the key, its value, and what would work.
     """
     stages = tuple(_outlines(recipe))
-    present = _is_on_this_machine(recipe.model)
-    resolved = tuple(announcement(resolve(recipe))) if present else None
-    model = () if present else (_missing_model(recipe.model),)
+    found = resolve(recipe) if _is_on_this_machine(recipe.model) else None
+    model = (_missing_model(recipe.model),) if found is None else ()
+    memory = () if found is None else tuple(_missing_memory(found))
     documents = tuple(_missing_documents(recipe))
     return RecipeCheck(
         recipe.model,
         recipe.output,
         stages,
         sum(stage.tokens for stage in stages),
-        resolved,
-        model + documents,
-        not documents and (present or _may_be_on_the_hub(recipe.model)),
+        None if found is None else tuple(announcement(found)),
+        model + memory + documents,
+        not memory and not documents and (found is not None or _may_be_on_the_hub(recipe.model)),
     )
 
 
@@ -125,6 +129,24 @@ def _missing_model(model: str) -> str:
     if not _may_be_on_the_hub(model):
         return f"{nowhere}, and no name of a model on the Hub"
     return f"{nowhere}; the run would download it. The recipe was not checked against it"
+
+
+def _missing_memory(resolved: ResolvedRecipe) -> Iterator[str]:
+    """Stages that do not fit this machine, however its devices share them: by what they need at least."""
+    on_gpu = resolved.device.type == "cuda"
+    devices = torch.cuda.device_count() if on_gpu else 1
+    here = (
+        f"this machine's {devices} GPU{'s have' if devices > 1 else ' has'}"
+        if on_gpu
+        else "this machine's CPU has"
+    )
+    memory = device_bytes(resolved.device)
+    for number, least in least_bytes(resolved, MeshShape(ring=devices)):
+        if least > USABLE * memory:
+            yield (
+                f"memory for stages.{number}: a step takes {devices * least / 1e9:,.3g} GB or more, but {here} "
+                f"{devices * memory / 1e9:,.3g} GB; ropewalk plan says what other machines take"
+            )
 
 
 def _missing_documents(recipe: Recipe) -> Iterator[str]:

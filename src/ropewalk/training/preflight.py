@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -613,6 +613,23 @@ def _fits(resolved: ResolvedRecipe, number: int, known: Bounds, places: _Places)
 def _bounds(stage: Stage, mesh: MeshShape, precision: str, places: _Places) -> Bounds:
     on_gpu = places.device.type == "cuda"
     return bounds(places.config, places.parameters, stage, mesh, precision, places.trained, on_gpu)
+
+
+def least_bytes(resolved: ResolvedRecipe, mesh: MeshShape) -> Iterator[tuple[int, int]]:
+    """Index of each stage that trains, and fewer bytes than it takes on a rank of this mesh, which need not suit it.
+
+    Raises:
+        RopewalkError: if the config cannot be read.
+    """
+    recipe, adapter = resolved.recipe, resolved.adapter
+    if recipe.adapter is not None and recipe.adapter.quantize is not None:
+        # The bounds count frozen weights in the compute dtype.
+        return
+    config = read_config(resolved.model, recipe.trust_remote_code)
+    places = _Places(config, World(), resolved.device, None if adapter is None else adapter.trained)
+    for number, stage in enumerate(resolved.stages):
+        if stage.settings.stage.steps:
+            yield number, _bounds(stage.settings.stage, mesh, stage.precision, places).least
 
 
 def _refuse_small_host(
