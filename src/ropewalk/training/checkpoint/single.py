@@ -19,7 +19,7 @@ from ropewalk.io.digests import digests
 from ropewalk.io.files import new_folder
 from ropewalk.models.adapter import adapter_of, read_adapter, save_adapter, trained_parameters
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
-from ropewalk.models.checkpoint.save import save_model
+from ropewalk.models.checkpoint.save import save_model, whole_of
 from ropewalk.models.sharding import local_part
 from ropewalk.parallel import World
 from ropewalk.training.checkpoint.background import CheckpointWriter
@@ -186,7 +186,7 @@ def read_weights(path: Path, model: Any, into: Mapping[str, Tensor], world: Worl
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             reason = first_line(error)
             raise RopewalkError(f"cannot load the weights in {path}: {reason}") from error
-        refuse_other_weights(path, whole.config, whole, loading)
+        refuse_other_weights(path, whole.config, whole, loading, alone=whole_of(model) is not None)
         source.update(named_weights(whole, None))
         _require_fit(path, source, into)
 
