@@ -45,7 +45,7 @@ def config_of(case: Mapping[str, Any]) -> dict[str, Any]:
 def digest(case: Mapping[str, Any]) -> str:
     """What a case's figures depend on: the recipe's values, the published config and the machine."""
     values = yaml.safe_load(recipe_text(case["recipe"]))
-    asked = [values, config_of(case), case["gpus"], case["gpu"]]
+    asked = [values, config_of(case), case["gpus"], case["gpu"], *case.get("set", ())]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -59,7 +59,7 @@ def planned(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     from ropewalk.training import load_recipe
 
     (folder / "config.json").write_text(json.dumps(config_of(case)))
-    recipe = load_recipe(case["recipe"], [f"model={folder}"])
+    recipe = load_recipe(case["recipe"], [f"model={folder}", *case.get("set", ())])
     try:
         result = plan(recipe, HardwareSettings(gpus=case["gpus"], gpu=case["gpu"]))
     except RopewalkError as error:
@@ -87,7 +87,8 @@ def head_lines(recipe: str, cases: Iterable[Mapping[str, Any]]) -> list[str]:
         "Nothing of it was measured."
     ]
     for case in cases:
-        where = f"- {case['model']} on {case['gpus']} x {case['gpu']}: "
+        changed = f" with {' and '.join(case['set'])}" if "set" in case else ""
+        where = f"- {case['model']} on {case['gpus']} x {case['gpu']}{changed}: "
         if "refused" in case:
             lines.append(f"{where}cannot be planned ({case['refused']})")
             continue
@@ -96,6 +97,8 @@ def head_lines(recipe: str, cases: Iterable[Mapping[str, Any]]) -> list[str]:
             f"{stage['hours']:g} hours, {stage['mesh']}"
             for stage in case["stages"]
         ]
+        if len(stages) > 1:
+            stages = [f"stage {number}, {each}" for number, each in enumerate(stages, start=1)]
         lines.append(where + "; ".join(stages))
     wrapped = []
     for line in lines:
@@ -129,7 +132,8 @@ def main() -> int:
         asked = case["recipe"] in names if names else case.get("digest") != digest(case)
         if "--heads" in sys.argv[1:] or not asked:
             continue
-        kept = {key: case[key] for key in ("recipe", "model", "config", "gpus", "gpu")}
+        keys = ("recipe", "model", "config", "gpus", "gpu", "set")
+        kept: dict[str, Any] = {key: case[key] for key in keys if key in case}
         with tempfile.TemporaryDirectory() as folder:
             cases[number] = {**kept, "digest": digest(kept), **planned(kept, Path(folder))}
         print(cases[number], flush=True)

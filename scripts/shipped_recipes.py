@@ -21,9 +21,9 @@ To change more, save the output of `ropewalk recipe show NAME` as a file and edi
 file and trains nothing. In each recipe, comments name the paper or model card that the settings come from ("Source"),
 and say what the recipe does otherwise ("Changed"). [Recipes](recipes.md) explains the keys.
 
-The heads of the recipes for later models also say what the publisher offers without training, and what `ropewalk plan`
-says of memory and time on a named machine, from the published config. These figures are planned, not measured. A recipe
-for several sizes of a model names them, for `--set model=...`.
+Each head says what `ropewalk plan` says of memory and time on a named machine, from the published config. These figures
+are planned, not measured. The recipes that reproduce no paper also say what the publisher of the model offers without
+training. A recipe for several sizes of a model names them, for `--set model=...`.
 """
 FILES = "https://github.com/ropewalk/ropewalk/blob/main/src/ropewalk/recipes"
 

@@ -58,8 +58,8 @@ def test_a_recipe_that_this_machine_has_no_memory_for_is_not_ready(monkeypatch):
     found = check(load_recipe("demo"))
     assert not found.ready
     assert found.missing == (
-        "memory for stages.0: a step takes 0.0207 GB or more, but this machine's CPU has 0.023 GB; ropewalk plan says "
-        "what other machines take",
+        "memory for stages.0: a step takes 0.02 GB or more, but a run on this machine may fill 0.02 GB of its CPU; "
+        "ropewalk plan says what others take",
     )
     # A stage without steps takes no memory.
     searched = ["stages.0.steps=0", "stages.0.rope={method: longrope, search: {}}", "stages.0.warmup_steps=0"]
@@ -73,4 +73,5 @@ def test_the_gpus_of_a_machine_share_what_a_step_takes(monkeypatch):
     assert list(module._missing_memory(on_gpu)) == []
     monkeypatch.setattr(module, "device_bytes", lambda device: NEEDED // 8 - 1)
     (line,) = module._missing_memory(on_gpu)
-    assert "takes 0.0207 GB or more, but this machine's 8 GPUs have 0.023 GB" in line
+    assert line.startswith("memory for stages.0: a step takes 0.02 GB or more")
+    assert "0.02 GB of its 8 GPUs; ropewalk plan" in line

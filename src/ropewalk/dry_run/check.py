@@ -135,17 +135,13 @@ def _missing_memory(resolved: ResolvedRecipe) -> Iterator[str]:
     """Stages that do not fit this machine, however its devices share them: by what they need at least."""
     on_gpu = resolved.device.type == "cuda"
     devices = torch.cuda.device_count() if on_gpu else 1
-    here = (
-        f"this machine's {devices} GPU{'s have' if devices > 1 else ' has'}"
-        if on_gpu
-        else "this machine's CPU has"
-    )
-    memory = device_bytes(resolved.device)
+    memory = devices * device_bytes(resolved.device)
+    whose = f"its {devices} GPU{'s' * (devices > 1)}" if on_gpu else "its CPU"
     for number, least in least_bytes(resolved, MeshShape(ring=devices)):
-        if least > USABLE * memory:
+        if devices * least > USABLE * memory:
             yield (
-                f"memory for stages.{number}: a step takes {devices * least / 1e9:,.3g} GB or more, but {here} "
-                f"{devices * memory / 1e9:,.3g} GB; ropewalk plan says what other machines take"
+                f"memory for stages.{number}: a step takes {devices * least / 1e9:,.2f} GB or more, but a run on this "
+                f"machine may fill {USABLE * memory / 1e9:,.2f} GB of {whose}; ropewalk plan says what others take"
             )
 
 
