@@ -107,6 +107,7 @@ def planned_run(**changes) -> PlannedRun:
         engine="varlen",
         precision="bfloat16",
         kernels=("flash2",),
+        recurrent="",
         documents="documents of 4,096 tokens",
         memory=memory,
         rank=0,

@@ -97,7 +97,7 @@ def test_an_adapter_is_proposed_where_the_states_of_a_hybrid_alone_are_too_large
     states = 16 * 53_072
     reason = reason_for_adapter(planned, MachineFacts(16, 2, states // 2, 2**36))
     assert reason is not None
-    assert "even with parallel: {shard: 2}, a rank needs" in reason
+    assert "even with parallel: {sequence: 2}, a rank needs" in reason
     assert reason_for_adapter(planned, MachineFacts(16, 2, 2**36, 2**36)) is None
 
 

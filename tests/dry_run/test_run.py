@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from ropewalk.dry_run import plan
 from ropewalk.dry_run import run as planning
@@ -11,10 +12,14 @@ from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.adapter_settings import AdapterSettings
 from ropewalk.models.config.layers import INDEXERS_SINCE
+from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import World
+from ropewalk.planning.sizing.recurrent import recurrent_shapes
 from ropewalk.training.simulation.rank_costs import play, played_by
 from tests.dry_run.cases import model_folder, recipe_of
+from tests.models.families import tiny_model
 from tests.training.simulation.formula_cases import LAYERS_OF_8B
+from tests.training.simulation.hybrid_cases import hybrid_recipe
 from tests.training.tiny import INDEXED
 from tests.versions import needs_transformers
 
@@ -47,6 +52,32 @@ def test_a_plan_adds_up(tmp_path):
     attention = 2 * 8 * pairs * 2 * 2 * 8 * 3
     assert stage.model_flops == pytest.approx(6 * matrices * 4 * 512 + attention, rel=0.02)
     assert {wait.moment for wait in stage.waits} == {"start", "update"}
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+@pytest.mark.slow
+def test_a_plan_of_a_hybrid_counts_its_recurrent_layers_and_splits_its_rows(tmp_path):
+    """One row for two GPUs is split, with states in what they send; on one, the model's work is the formulas'."""
+    recipe = hybrid_recipe(tmp_path / "model", "qwen3_5", pattern="full")
+    (whole,) = plan(recipe, HardwareSettings(gpus=1, document_length=512)).stages
+    result = plan(
+        recipe.model_copy(update={"parallel": "auto"}), HardwareSettings(gpus=2, document_length=512)
+    )
+    (split,) = result.stages
+    assert split.mesh == "2 sequence"
+    for stage in (whole, split):
+        assert stage.time.kinds["recurrent"] > 0
+        assert stage.flops["recurrent"] > 0
+    model = tiny_model("qwen3_5", sharp=True, shallow=True)
+    matrices = sum(each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Linear))
+    shapes = recurrent_shapes(model, ModelConfig.of(model.config))
+    attention = 2 * 4 * (512 * 513 // 2) * 2 * 2 * 16 * 3
+    recurrent = 3 * sum(each.flops(512) for each in shapes)
+    assert whole.model_flops == pytest.approx(6 * matrices * 512 + attention + recurrent, rel=0.01)
+    assert (
+        split.recurrent == "the kernels of causal-conv1d and flash-linear-attention, which must be installed"
+    )
+    assert f"recurrent layers are computed by {split.recurrent}" in result.assumptions
     json.dumps(result.to_json(), allow_nan=False)
 
 

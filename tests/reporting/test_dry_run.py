@@ -41,6 +41,15 @@ def test_a_plan_that_fits():
     assert "moments" not in text.split("Assumptions")[0].split("largest")[0]
 
 
+def test_a_plan_of_recurrent_layers_has_their_operations_and_states():
+    flops = {"dense": 3 * 10**15, "attention": 9 * 10**14, "recurrent": 10**14}
+    text = text_of(planned_run(recurrent="the kernels of mamba-ssm", flops=flops))
+    assert "attention is 22% and kernels of recurrent layers are 2.5% of the step's 4e+15 operations" in text
+    assert "2.0 GB in Ulysses exchanges and of states in a step" in text
+    whole = planned_run(recurrent="transformers' own code", sent={"shards": 10**9})
+    assert "sends 1.0 GB of parameters and gradients in a step" in text_of(whole)
+
+
 @pytest.mark.parametrize(
     ("cost", "shown"),
     [(0.17, "0.17"), (0.004, "< 0.01"), (12.5, "12.50"), (99.99, "99.99"), (4321.4, "4,321")],

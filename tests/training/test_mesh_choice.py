@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from ropewalk.training import mesh_choice
 from ropewalk.training.memory_need import USABLE, Need, most_kept
 from ropewalk.training.mesh_choice import WORTH, DoesNotFit, MeshChoice
 from ropewalk.training.recipe.stage import Stage
+from tests.versions import pretend_transformers
 
 LLAMA_8B = {
     "num_hidden_layers": 32,
@@ -37,7 +39,7 @@ SMALL = {
 }
 
 
-INDEXED = {"layer_types": ["indexed_attention"], "model_type": "deepseek_v32"}
+INDEXED = {"layer_types": ["indexed_attention"] * 2, "model_type": "deepseek_v32"}
 ROPE = {"model_type": "llama", "rope_theta": 1e4, "max_position_embeddings": 8192}
 
 
@@ -156,12 +158,35 @@ def test_replicas_are_taken_where_they_save_time_alone():
     assert choose(LLAMA_70B, world=64, length=8192, rows=64, cluster=slow).shard_degree > 8
 
 
-def test_a_model_whose_layers_walk_along_rows_keeps_them_whole():
-    config = SimpleNamespace(walks_rows=True, common_heads=32)
-    assert list(replace(searching(), config=config).meshes(8)) == [MeshShape(shard=8)]
-    values = {"num_hidden_layers": 1, "rope_theta": 1e4, "head_dim": 8}
-    for more, walks in (({}, False), (INDEXED, True), ({"layer_types": ["linear_attention"]}, True)):
-        assert ModelConfig({**values, **more}).walks_rows == walks
+HYBRID = {"layer_types": ["linear_attention", "full_attention"], "model_type": "qwen3_next"}
+
+
+def of_family(values):
+    """The search for a model of two layers."""
+    config = ModelConfig(
+        {"num_hidden_layers": 2, "num_attention_heads": 8, "head_dim": 8, "rope_theta": 1e4} | values
+    )
+    return replace(searching(), config=config)
+
+
+def test_rows_of_hybrids_are_split_where_states_can_pass(monkeypatch):
+    split = [
+        MeshShape(shard=8),
+        MeshShape(shard=4, sequence=2),
+        MeshShape(shard=2, sequence=4),
+        MeshShape(sequence=8),
+    ]
+    assert list(of_family(HYBRID).meshes(8)) == split
+    pretend_transformers(monkeypatch, "5.23.0")
+    assert list(of_family(HYBRID).meshes(8)) == [MeshShape(shard=8)]
+
+
+def test_rows_that_indexers_choose_from_stay_whole_without_a_dry_run():
+    search = of_family(INDEXED)
+    assert list(search.meshes(8)) == [MeshShape(shard=8)]
+    assert not list(search.hybrids(MeshShape(shard=64)))
+    with mock.patch.object(ByFormula, "need", side_effect=AssertionError):
+        assert search.fits(MeshShape(shard=8))
 
 
 @pytest.mark.parametrize(

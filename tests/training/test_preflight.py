@@ -440,6 +440,27 @@ def test_auto_takes_a_mesh_for_a_mixture_of_experts(recipe_values, tiny_experts)
     assert resolve(recipe, WORLD).mesh == MeshShape(shard=4)
 
 
+def test_a_run_says_which_kernels_of_recurrent_layers_are_missing(recipe_values, tmp_path):
+    """On a GPU of its own alone: a plan for other machines takes them to be installed, and a CPU has none."""
+    own = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "attn_layer_indices": [1]}
+    recipe_values["model"] = str(save_tiny(tmp_path / "hybrid", "Bamba", **own))
+    recipe = Recipe.model_validate(recipe_values | {"engine": "sdpa"})
+    gpu = torch.device("cuda", 0)
+    packages = ("causal-conv1d", "mamba-ssm")
+    for machine, missing in (
+        (Machine(gpu, 80 * 10**9, (9, 0), elsewhere=False), packages),
+        (Machine(gpu, 80 * 10**9, (9, 0)), ()),
+        (Machine(torch.device("cpu"), 80 * 10**9, elsewhere=False), ()),
+    ):
+        resolved = resolve(recipe, World(0, 1, 0, 1), machine=machine)
+        assert resolved.missing == missing
+        said = [
+            line for line in announcement(resolved) if "recurrent layers run transformers' own code" in line
+        ]
+        assert bool(said) == bool(missing)
+        assert all("causal-conv1d and mamba-ssm are not installed" in line for line in said)
+
+
 def test_a_run_says_that_indexers_are_not_trained_and_shares_no_row(recipe_values, tmp_path):
     needs_transformers(INDEXERS_SINCE, "a model with indexers")
     own = {key: value for key, value in INDEXED.items() if key not in ("model_type", "architectures")}

@@ -16,9 +16,12 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
+from ropewalk.models.attention.kernels import kernel_packages
+from ropewalk.models.config.read import read_config
 from ropewalk.models.load import choose_device
 from ropewalk.parallel import MeshShape, World
 from ropewalk.parallel.context import RunContext
+from ropewalk.planning.sizing.recurrent import SHARES
 from ropewalk.planning.sizing.time import Cluster, gpu_named, waiting_seconds
 from ropewalk.training.memory_need import USABLE
 from ropewalk.training.mesh_choice import TILE, DoesNotFit
@@ -66,6 +69,7 @@ class PlannedStage:
         device: type of device, ``cuda`` or ``cpu``.
         engine, precision: resolved attention engine and precision.
         kernels: attention kernels of :data:`ropewalk.attention.speeds.SPEEDS` that it runs.
+        recurrent: what computes recurrent layers, in words; empty if the model has none.
         documents: what was assumed of the documents, in words.
         memory: memory of the rank that needs most.
         rank: that rank.
@@ -74,7 +78,8 @@ class PlannedStage:
         host_usable: bytes of CPU memory of a machine that a run may fill.
         fits: whether the peak is within ``usable``, and ``host`` within ``host_usable``.
         changes: changes that were tried if it does not fit, the first one that fits last.
-        flops: operations of a step over all ranks, by ``dense`` and ``attention``, recomputation included.
+        flops: operations of a step over all ranks, recomputation included: ``dense``, ``attention``, ``recurrent`` if
+            the model has such kernels.
         model_flops: operations of a step without recomputation.
         sent: bytes that the rank that sends most sends in a step: ``shards``, ``replicas``, ``ulysses``, ``ring``.
         offloaded: bytes that a rank copies to CPU memory and back in a step.
@@ -92,6 +97,7 @@ class PlannedStage:
     engine: str
     precision: str
     kernels: tuple[str, ...]
+    recurrent: str
     documents: str
     memory: Memory
     rank: int
@@ -117,7 +123,7 @@ class StageTime:
         seconds: time of a step.
         compute_seconds, exchange_seconds, exposed_seconds: its parts: operators, exchanges of attention, and transfers
             that computation does not hide.
-        kinds: the operators' time by ``matmul``, ``attention`` and ``other``.
+        kinds: the operators' time by ``matmul``, ``attention``, ``other``, and ``recurrent`` if there are such kernels.
         tokens_per_second: throughput of all ranks.
         utilisation: model FLOPs utilisation, 0 to 1.
         days_per_billion_tokens: days of training for 10^9 tokens.
@@ -223,7 +229,7 @@ def plan_here(recipe: Recipe, world: World | None = None, context: RunContext | 
     known = gpu_named(name) if on_gpu else None
     cluster = None if known is None else replace(known, ranks_per_node=per_node, bytes_per_rank=memory)
     host = device_bytes(torch.device("cpu"))
-    target = _Target(name, ranks, per_node, Machine(device, memory), host, cluster)
+    target = _Target(name, ranks, per_node, Machine(device, memory, elsewhere=False), host, cluster)
     return _planned(recipe, target, context or RunContext())
 
 
@@ -239,7 +245,7 @@ def _planned(recipe: Recipe, target: _Target, context: RunContext) -> PlannedRun
         device=target.name,
         device_bytes=target.machine.memory,
         stages=stages,
-        assumptions=tuple(_assumptions(target, kernels)),
+        assumptions=tuple(_assumptions(target, kernels, {stage.recurrent for stage in stages})),
     )
 
 
@@ -454,9 +460,9 @@ class _Accounts:
         here = self.resolved.stages[self.number]
         stage, mesh, usable = here.settings.stage, here.mesh, self.target.usable
         # Ranks at the two ends of a ring differ, and those between lie between them.
-        dense, attention, model = (
+        dense, attention, recurrent, model = (
             sum(each.flops[kind] for each in self.ranks) // len(self.ranks) * mesh.world_size
-            for kind in ("dense", "attention", "model")
+            for kind in ("dense", "attention", "recurrent", "model")
         )
         kernels = tuple(sorted({each.name for each in most.operators if each.kind == "attention"}))
         return PlannedStage(
@@ -469,6 +475,7 @@ class _Accounts:
             engine=here.engine,
             precision=here.precision,
             kernels=kernels,
+            recurrent=_recurrent(self.resolved),
             documents=self.documents.words,
             memory=most.memory,
             rank=most.rank,
@@ -477,7 +484,7 @@ class _Accounts:
             host_usable=self.target.host_usable,
             fits=self.target.fits(most, mesh),
             changes=changes,
-            flops={"dense": dense, "attention": attention},
+            flops={"dense": dense, "attention": attention} | ({"recurrent": recurrent} if recurrent else {}),
             model_flops=model,
             sent={
                 name: max(getattr(each.transfers, name)[0] for each in self.ranks)
@@ -527,7 +534,20 @@ def _attention_shares(cluster: Cluster, kernels: Collection[str]) -> str:
     return ", ".join(f"{speed.share:.0%} ({name}; {speed.source})" for name, speed in known.items())
 
 
-def _assumptions(target: _Target, kernels: Collection[str]) -> Iterator[str]:
+def _recurrent(resolved: ResolvedRecipe) -> str:
+    """What computes the recurrent layers of a model, in words; empty if it has none."""
+    config = read_config(resolved.model, resolved.recipe.trust_remote_code)
+    if not config.recurrent_layers:
+        return ""
+    packages = kernel_packages(config)
+    if resolved.missing:
+        return f"transformers' own code, because {' and '.join(resolved.missing)} cannot be found here"
+    if resolved.device.type == "cpu" or not packages:
+        return "transformers' own code"
+    return f"the kernels of {' and '.join(packages)}, which must be installed"
+
+
+def _assumptions(target: _Target, kernels: Collection[str], recurrent: Collection[str]) -> Iterator[str]:
     cluster, memory = target.cluster, f"{target.machine.memory / 1e9:.3g} GB"
     if cluster is None:
         yield f"{target.name}: {memory} per process; its speed is not known, so no time is given"
@@ -539,10 +559,14 @@ def _assumptions(target: _Target, kernels: Collection[str]) -> Iterator[str]:
             f"{cluster.peak_flops / 1e12:g} TFLOP/s of dense bfloat16 products, "
             f"{cluster.nvlink / 1e9:g} GB/s between GPUs of a node, {cluster.network / 1e9:g} GB/s between nodes"
         )
+        speed = SHARES[cluster.generation]
+        of_recurrent = (
+            f"kernels of recurrent layers {speed.share:.0%} ({speed.source}), " if any(recurrent) else ""
+        )
         yield (
             f"an operator takes the time of its operations or of its bytes: products reach "
-            f"{cluster.matmul_efficiency:.0%} of the peak, attention {_attention_shares(cluster, kernels)}, and "
-            f"everything else {cluster.memory_efficiency:.0%} of the memory's bandwidth"
+            f"{cluster.matmul_efficiency:.0%} of the peak, attention {_attention_shares(cluster, kernels)}, "
+            f"{of_recurrent}and everything else {cluster.memory_efficiency:.0%} of the memory's bandwidth"
         )
         if cluster.generation == "cdna3":
             yield "ropewalk has not run on a GPU of AMD; the engines are those of an A100"
@@ -555,6 +579,8 @@ def _assumptions(target: _Target, kernels: Collection[str]) -> Iterator[str]:
             f"links reach {cluster.link_efficiency:.0%} of their bandwidth, and computation hides "
             f"{cluster.overlap:.0%} of the transfers that can overlap with it"
         )
+    for words in sorted(filter(None, recurrent)):
+        yield f"recurrent layers are computed by {words}"
     on_gpu = target.machine.device.type != "cpu"
     rest = "the CUDA context, NCCL" if on_gpu else "libraries, other programs"
     yield f"a run may fill {USABLE:.0%} of the memory; the rest is for {rest} and fragmentation"

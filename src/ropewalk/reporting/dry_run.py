@@ -101,7 +101,8 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
     sent = {name: size for name, size in stage.sent.items() if size}
     if sent:
         listed = ", ".join(f"{_gb(size)} {_SENT[name]}" for name, size in sent.items())
-        yield f"{where}: a GPU sends {listed} in a step"
+        states = stage.recurrent and ("ring" in sent or "ulysses" in sent)
+        yield f"{where}: a GPU sends {listed}{' and of states' if states else ''} in a step"
     for change in stage.changes:
         if change.peak is None:
             yield f"{where}: {change.change} does not suit the recipe: {change.reason}"
@@ -136,6 +137,7 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
 _KINDS = {
     "matmul": "matrix products",
     "attention": "attention",
+    "recurrent": "kernels of recurrent layers",
     "other": "operators limited by memory bandwidth",
 }
 
@@ -152,9 +154,10 @@ _SENT = {
 
 def _bound(stage: PlannedStage) -> str:
     operations = sum(stage.flops.values())
-    counted = (
-        f"attention is {stage.flops['attention'] / operations:.0%} of the step's {operations:.3g} operations"
-    )
+    shares = [f"attention is {stage.flops['attention'] / operations:.0%}"]
+    if "recurrent" in stage.flops:
+        shares.append(f"kernels of recurrent layers are {stage.flops['recurrent'] / operations:.1%}")
+    counted = f"{' and '.join(shares)} of the step's {operations:.3g} operations"
     time = stage.time
     if time is None:
         return counted
@@ -164,8 +167,8 @@ def _bound(stage: PlannedStage) -> str:
         "other communication that computation does not hide": time.exposed_seconds,
     }
     most = max(parts, key=lambda name: parts[name])
-    shares = ", ".join(f"{name} {seconds / time.seconds:.0%}" for name, seconds in parts.items())
-    return f"bound by {most} ({shares}); {counted}"
+    listed = ", ".join(f"{name} {seconds / time.seconds:.0%}" for name, seconds in parts.items())
+    return f"bound by {most} ({listed}); {counted}"
 
 
 def _gb(size: int) -> str:

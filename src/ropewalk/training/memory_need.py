@@ -248,4 +248,5 @@ def _decisive(resolved: ResolvedRecipe, number: int) -> dict[str, Any]:
         "rope": repr((resolved.methods[number] or resolved.rope, resolved.other_ropes[number])),
         "aux_loss": resolved.router_aux_losses[number],
         "device": (resolved.device.type, resolved.capability or LEAST_CAPABILITY),
+        "missing": resolved.missing,
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropewalk.errors import EngineError, RopewalkError
+from ropewalk.models.attention.recurrent import passes_states
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import MeshShape
 from ropewalk.planning.sizing.time import Cluster
@@ -109,8 +110,8 @@ class MeshChoice:
 
     def meshes(self, world_size: int) -> Iterator[MeshShape]:
         """One mesh for each number of ranks that a sequence can be split over."""
-        # Dry runs, which would compare meshes, walk along the row in such layers, which takes too long.
-        most = 1 if self.config.walks_rows else min(world_size, self.stage.context)
+        whole = self.config.indexed_layers or not passes_states(self.config)
+        most = 1 if whole else min(world_size, self.stage.context)
         for degree in range(1, most + 1):
             if world_size % degree == 0:
                 sequence = self.ulysses_degree(degree, world_size)
@@ -124,7 +125,8 @@ class MeshChoice:
 
     def hybrids(self, mesh: MeshShape) -> Iterator[MeshShape]:
         """Hybrid-sharding meshes with replicas on whole nodes that fit, fewest replicas first."""
-        for replicate in () if self.config.walks_rows else range(2, mesh.shard + 1):
+        # Dry runs, which would compare meshes, walk along the row in an indexer, which takes too long.
+        for replicate in () if self.config.indexed_layers else range(2, mesh.shard + 1):
             if (
                 # Whole nodes only: replicas exchange nothing but gradient shards, which suits a slow network.
                 mesh.shard % replicate == 0
@@ -144,7 +146,7 @@ class MeshChoice:
         memory = self.cluster.bytes_per_rank
         if (known := self.bounds(mesh).decides(memory)) is not None:
             return known
-        if self.config.walks_rows:
+        if self.config.indexed_layers:
             # Their dry run walks along the row, which takes minutes, and there is one mesh to choose.
             return True
         # A stage that has room for kept attention will keep it, so that this dry run decides both.

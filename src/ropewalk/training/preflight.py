@@ -26,6 +26,7 @@ from ropewalk.fused import compiler_missing
 from ropewalk.io.settings import explain
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.attention.indexed import refuse_parts_of_rows
+from ropewalk.models.attention.kernels import missing_kernels
 from ropewalk.models.attention.recurrent import refuse_older_transformers
 from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.compute.routing import DRAWS_EXPERTS, MOST_RECORDED_SINCE, records_routing
@@ -67,11 +68,13 @@ class Machine:
         device: device of a rank, which need not exist here.
         memory: bytes of memory of a rank.
         capability: compute capability of the GPU; None for that of this machine.
+        elsewhere: whether it is another machine, on which everything that helps a run is taken to be installed.
     """
 
     device: torch.device
     memory: int
     capability: Capability | None = None
+    elsewhere: bool = True
 
 
 def resolve(
@@ -193,8 +196,15 @@ def resolve(
         indexer_note=config.indexer_note,
         adapter=adapter,
         capability=capability,
+        missing=_missing(config, device, machine),
     )
     return resolved if given else _keeping_where_it_fits(resolved, places, numbers)
+
+
+def _missing(config: ModelConfig, device: torch.device, machine: Machine | None) -> tuple[str, ...]:
+    """Packages of kernels for recurrent layers that a GPU's machine lacks."""
+    here = device.type == "cuda" and (machine is None or not machine.elsewhere)
+    return missing_kernels(config) if here else ()
 
 
 def _compiled(stage: Stage, device: torch.device, planned: bool) -> bool:
@@ -521,7 +531,8 @@ def _check(mesh: MeshShape, stage: Stage, places: _Places) -> None:
 
 def _chosen(number: int, recipe: Recipe, places: _Places, precision: str) -> MeshShape:
     """The mesh that ``auto`` chooses for a stage."""
-    planned = places.machine or Machine(places.device, places.memory, capability_of(places.device))
+    here = Machine(places.device, places.memory, capability_of(places.device), elsewhere=False)
+    planned = places.machine or here
 
     def on_mesh(stage: Stage, mesh: MeshShape) -> ResolvedRecipe:
         stages = (*recipe.stages[:number], stage, *recipe.stages[number + 1 :])
@@ -600,7 +611,7 @@ def _fits(resolved: ResolvedRecipe, number: int, known: Bounds, places: _Places)
     """Whether a rank's memory has room for a stage; False where no dry run can say it."""
     if (decided := known.decides(places.memory)) is not None:
         return decided
-    if places.config.walks_rows:
+    if places.config.indexed_layers:
         # Their dry run walks along the row, which takes minutes.
         return False
     capability = resolved.capability or capability_of(places.device)
@@ -716,6 +727,11 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
         lines.append(resolved.encoders)
     if resolved.indexer_note is not None:
         lines.append(resolved.indexer_note)
+    if resolved.missing:
+        lines.append(
+            "recurrent layers run transformers' own code, which takes more time and memory than kernels, because "
+            f"{' and '.join(resolved.missing)} {'is' if len(resolved.missing) == 1 else 'are'} not installed"
+        )
     if resolved.mesh.world_size > 1:
         automatic = " (auto)" if recipe.parallel == "auto" else ""
         lines.append(f"{resolved.mesh.world_size} processes: {resolved.mesh}{automatic}")

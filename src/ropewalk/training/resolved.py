@@ -84,6 +84,7 @@ class ResolvedRecipe:
         indexer_note: sentence on parts of the model that are not trained; None if there are none.
         adapter: adapter to train instead of the model's own weights; None for none.
         capability: compute capability of the GPUs that the run is planned for; None for those of this machine.
+        missing: packages of kernels for recurrent layers that are not installed on the GPU's machine.
     """
 
     recipe: Recipe
@@ -108,6 +109,7 @@ class ResolvedRecipe:
     indexer_note: str | None = None
     adapter: NewAdapter | None = None
     capability: Capability | None = None
+    missing: tuple[str, ...] = ()
 
     @property
     def target(self) -> int:

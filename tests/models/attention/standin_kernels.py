@@ -259,3 +259,13 @@ _KERNELS = {
     "mamba_chunk_scan_combined": _chunk_scan,
     "mamba_split_conv1d_scan_combined": _split_scan,
 }
+
+
+def in_torch(function, module):
+    """A kernel with its own signature, in torch.
+
+    Args:
+        function: the function of transformers that it replaces, of :data:`PACKAGES`.
+        module: a module of transformers with that function.
+    """
+    return _KERNELS[PACKAGES[function][1]](getattr(module, function).__wrapped__, module)

@@ -7,7 +7,7 @@ import torch
 
 from ropewalk import PackedLayout
 from ropewalk.errors import EngineError
-from ropewalk.models.attention import passed_states
+from ropewalk.models.attention import kernels, passed_states
 from ropewalk.models.attention.kernels import FUNCTIONS
 from ropewalk.models.config.layers import SHORT_CONVOLUTION
 from ropewalk.parallel import SequenceGroups, ShardedLayouts
@@ -164,7 +164,8 @@ def test_the_code_of_transformers_is_as_expected(family):
 
 def test_a_mixer_that_computes_its_recurrence_otherwise_is_refused_by_name(monkeypatch):
     model = attached(tiny_model("lfm2", sharp=True))
-    monkeypatch.setattr(passed_states, "FUNCTIONS", {SHORT_CONVOLUTION: ("convolve",)})
+    for module in (kernels, passed_states):
+        monkeypatch.setattr(module, "FUNCTIONS", {SHORT_CONVOLUTION: ("convolve",)})
     sharded = ShardedLayouts.of([PackedLayout.from_lengths([10, 21], "anchor")], SequenceGroups(ring=2))
     with pytest.raises(EngineError, match="computes Lfm2ShortConv without convolve, so its state cannot"):
         model(input_ids=torch.ones(1, sharded.shard_length, dtype=torch.long), layout=sharded)

@@ -3,6 +3,7 @@
 import pytest
 
 from ropewalk.attention.speeds import share_of_peak
+from ropewalk.planning.sizing.recurrent import SHARES
 from ropewalk.planning.sizing.time import Cluster
 from ropewalk.training.simulation.recording import Operator
 from ropewalk.training.simulation.roofline import compute_seconds, operator_seconds
@@ -22,6 +23,8 @@ def test_an_operator_takes_the_time_of_its_operations_or_of_its_bytes():
     assert operator_seconds(attention, CLUSTER) == pytest.approx(
         2 * 10**10 / (share_of_peak("flash2", "hopper") * 1e12)
     )
+    kernel = Operator("chunk_fwd_o", "recurrent", "forward", 10**6, 10**10, 0, 10**10)
+    assert operator_seconds(kernel, CLUSTER) == pytest.approx(10**10 / (SHARES["hopper"].share * 1e12))
     found = compute_seconds({by_flops: 3, by_bytes: 1, attention: 2, other: 5}, CLUSTER)
     assert found == pytest.approx(
         {
@@ -30,3 +33,4 @@ def test_an_operator_takes_the_time_of_its_operations_or_of_its_bytes():
             "other": 5 * 10**6 / 0.25e9,
         }
     )
+    assert compute_seconds({kernel: 2}, CLUSTER)["recurrent"] == 2 * operator_seconds(kernel, CLUSTER)

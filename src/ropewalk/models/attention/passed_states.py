@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ropewalk.attention.layout import cached_per_layout
 from ropewalk.errors import EngineError
-from ropewalk.models.attention.kernels import FUNCTIONS, kernel_parameters
+from ropewalk.models.attention.kernels import FUNCTIONS, functions_of, kernel_parameters, played
 from ropewalk.models.attention.runs import RunBatch, RunBatches, batches_by_length, one_row
 from ropewalk.models.compute.own_globals import with_globals
 from ropewalk.models.config.layers import LIGHTNING
@@ -130,13 +130,14 @@ def passed(
     if recurrence == LIGHTNING:
         return _lightning_attention(mixer, ranks, hidden), None
     forward = inspect.unwrap(type(mixer).forward)
-    missing = [name for name in FUNCTIONS[recurrence] if name not in forward.__code__.co_names]
-    if missing:
+    functions = functions_of(mixer, recurrence)
+    if functions is None:
+        missing = next(name for name in FUNCTIONS[recurrence] if name not in forward.__code__.co_names)
         raise EngineError(
-            f"the installed transformers computes {type(mixer).__name__} without {missing[0]}, so its state cannot "
+            f"the installed transformers computes {type(mixer).__name__} without {missing}, so its state cannot "
             "pass between ranks; install transformers 5.24, or set parallel.ring and parallel.sequence to 1"
         )
-    own = {name: WRAPPED[name](forward.__globals__[name], ranks) for name in FUNCTIONS[recurrence]}
+    own = {name: WRAPPED[name](function, ranks) for name, function in functions.items()}
     return with_globals(forward, own)(mixer, hidden, *args, **kwargs)
 
 
@@ -262,9 +263,9 @@ def _lightning_attention(mixer: Any, ranks: _Ranks, hidden: Tensor) -> Tensor:
         return added, torch.exp(batch.lengths[:, None] * rate)[..., None, None]
 
     def compute(batch: RunBatch, state: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _lightning(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), rate, mixer.block_size, state
-        )
+        lightning = played(LIGHTNING, _lightning, mixer.block_size)
+        output: Tensor = lightning(q, k, v, rate, mixer.block_size, state)
+        return output
 
     attended = mixer.norm(ranks.recur((q, k, v), summarize, compute).flatten(2))
     output: Tensor = mixer.out_proj(F.sigmoid(mixer.output_gate(hidden)) * attended)
@@ -272,17 +273,18 @@ def _lightning_attention(mixer: Any, ranks: _Ranks, hidden: Tensor) -> Tensor:
 
 
 def _lightning(
-    q_RHLD: Tensor, k_RHLD: Tensor, v_RHLD: Tensor, rate_H: Tensor, block: int, state: Tensor | None
+    q_RLHD: Tensor, k_RLHD: Tensor, v_RLHD: Tensor, rate_H: Tensor, block: int, state: Tensor | None
 ) -> Tensor:
     """``[R, L, H, D]``: linear attention with decay, block by block.
 
     Source: lightning attention, arXiv:2401.04658, algorithm 1.
     """
     rate = rate_H[:, None, None]
+    heads = [x.transpose(1, 2) for x in (q_RLHD, k_RLHD, v_RLHD)]
     if state is None:
-        state = rate.new_zeros(*q_RHLD.shape[:2], q_RHLD.shape[3], v_RHLD.shape[3])
+        state = rate.new_zeros(*heads[0].shape[:2], q_RLHD.shape[3], v_RLHD.shape[3])
     outputs = []
-    for q, k, v in zip(*(x.split(block, 2) for x in (q_RHLD, k_RHLD, v_RHLD)), strict=True):
+    for q, k, v in zip(*(x.split(block, 2) for x in heads), strict=True):
         length = q.shape[2]
         place = torch.arange(1, length + 1, device=q.device)[:, None]
         within = torch.exp((place - place.T).clamp(min=0) * rate).tril().to(q.dtype)

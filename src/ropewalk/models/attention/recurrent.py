@@ -14,6 +14,9 @@ attention, but no state passes from it into them.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +24,13 @@ from torch import nn
 
 from ropewalk.errors import EngineError
 from ropewalk.models.attention.hooks import LayoutCall, has_layout
-from ropewalk.models.attention.kernels import boundary_keywords
+from ropewalk.models.attention.kernels import boundary_keywords, functions_of, in_dry_run, played
 from ropewalk.models.attention.kv_cache import NAMES as CACHES
 from ropewalk.models.attention.passed_states import passed
 from ropewalk.models.attention.runs import run_batches, run_sequence
 from ropewalk.models.compute.losses import decoder_of
+from ropewalk.models.compute.own_globals import with_globals
+from ropewalk.models.config.layers import LIGHTNING
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.versions import older_transformers
 
@@ -33,6 +38,11 @@ PACKED_SINCE = {"lfm2": "5.22", "lfm2_moe": "5.22"}
 """Model types whose layers pass the layout on to their mixer only from this transformers on."""
 ON_RANKS_SINCE = "5.24"
 """The transformers from which on every mixer calls the functions through which a state passes between ranks."""
+
+
+def passes_states(config: ModelConfig) -> bool:
+    """Whether the states of a model's recurrent layers, if any, pass between ranks that share a row."""
+    return not config.recurrent_layers or older_transformers(ON_RANKS_SINCE) is None
 
 
 def refuse_older_transformers(config: ModelConfig, on_ranks: bool = False) -> None:
@@ -45,7 +55,8 @@ def refuse_older_transformers(config: ModelConfig, on_ranks: bool = False) -> No
     Raises:
         EngineError: if the installed transformers is older than the first version that works.
     """
-    if on_ranks and config.recurrent_layers and (installed := older_transformers(ON_RANKS_SINCE)) is not None:
+    if on_ranks and not passes_states(config):
+        installed = older_transformers(ON_RANKS_SINCE)
         raise EngineError(
             f"transformers {installed} gives no access to the state of the model's recurrent layers, which has to pass "
             f"between the ranks that share a row; use transformers {ON_RANKS_SINCE} or later, or set parallel.ring and "
@@ -127,21 +138,33 @@ class _RunByRun:
         # A group of one rank has whole rows in storage order.
         if call.sharded is not None and call.sharded.groups.ring * call.sharded.groups.sequence > 1:
             return passed(self.mixer, self.recurrence, call.sharded, hidden, *args[1:], **options)
+        forward, boundaries = self.forward, self.boundaries
+        if in_dry_run():
+            forward, boundaries = self.played(), boundary_keywords(self.mixer, self.recurrence)
         batches = run_batches(call.layouts, hidden.device)
         if batches is None:
-            return self.forward(hidden, *args[1:], **options)
-        if self.boundaries is not None:
+            return forward(hidden, *args[1:], **options)
+        if boundaries is not None:
             batches = run_sequence(call.layouts, hidden.device)
             (runs,) = batches.batches
-            options |= {keyword: getattr(runs, form) for keyword, form in self.boundaries.items()}
+            options |= {keyword: getattr(runs, form) for keyword, form in boundaries.items()}
         outputs, rest = [], 0
         for batch in batches.batches:
             # Padding stands behind a run, so a causal mixer computes it after, and never from it into, the
             # run's tokens.
-            output = self.forward(batch.padded(hidden.flatten(0, 1)), *args[1:], **options)
+            output = forward(batch.padded(hidden.flatten(0, 1)), *args[1:], **options)
             if isinstance(output, tuple):
                 # The final state of a run, which is not needed without a cache.
                 rest, output = len(output) - 1, output[0]
             outputs.append(batch.unpadded(output))
         merged = torch.cat(outputs).index_select(0, batches.back).unflatten(0, hidden.shape[:2])
         return (merged, *[None] * rest) if rest else merged
+
+    def played(self) -> Callable[..., Any]:
+        """The forward, with the functions that a dry run plays in place of those that it calls."""
+        if self.recurrence == LIGHTNING:
+            return played(LIGHTNING, self.forward, self.mixer.block_size, self.mixer)  # type: ignore[arg-type]
+        functions = functions_of(self.mixer, self.recurrence)
+        if functions is None:
+            return self.forward
+        return partial(with_globals(inspect.unwrap(type(self.mixer).forward), functions), self.mixer)

@@ -355,11 +355,6 @@ class ModelConfig:
         return [number for number, layer in enumerate(self.layers) if known and layer.kind == INDEXED]
 
     @property
-    def walks_rows(self) -> bool:
-        """Whether layers walk along a row in many pieces, so that a dry run of them takes minutes."""
-        return bool(self.recurrent_layers or self.indexed_layers)
-
-    @property
     def indexer_note(self) -> str | None:
         """One sentence on training with indexers; None if the model has none."""
         if not self.indexed_layers:

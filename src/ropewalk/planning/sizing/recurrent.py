@@ -13,12 +13,33 @@ from typing import Any
 
 from torch import nn
 
+from ropewalk.attention.speeds import Generation, Speed
 from ropewalk.models.attention.recurrent import mixers_of
 from ropewalk.models.config.layers import GATED_DELTA, KIMI_DELTA, LIGHTNING, MAMBA_2
 from ropewalk.models.config.model import ModelConfig
 
 DELTA_CHUNK = 64
 """Tokens of a chunk of gated DeltaNet and Kimi's delta rule, in transformers' code and in flash-linear-attention."""
+
+_AS_H200 = "a guess: as many FLOP/s as on an H200"
+_GUESS = "a guess"
+SHARES: dict[Generation, Speed] = {
+    "ampere": Speed(0.2, _GUESS),
+    "ada": Speed(0.2, _GUESS),
+    "hopper": Speed(
+        0.1,
+        "fitted to times of fla 0.5.1 on an H200 with 32 heads, QwenLM/FlashQLA, benchmark_results_H200.txt, 2026",
+    ),
+    "blackwell": Speed(0.045, _AS_H200),
+    "rtx_blackwell": Speed(0.2, _GUESS),
+    "cdna3": Speed(0.075, _AS_H200),
+}
+"""Share of the peak in dense bfloat16 products that kernels of recurrent layers reach if memory does not limit them.
+
+The published times are of gated DeltaNet, forward and backward, for 2K to 32K tokens and 32 heads: planned at 0.95 to
+1.06 of them. With 64 heads, kernels are 1.2 times as fast, and with 8 heads half as fast, because the heads of a row
+are all that they can compute at the same time. Other recurrences were not measured.
+"""
 
 
 def delta_rule_flops(tokens: int, heads: int, key_dim: int, value_dim: int, chunk: int = DELTA_CHUNK) -> int:

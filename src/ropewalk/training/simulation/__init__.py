@@ -4,6 +4,8 @@ Its files::
 
     step               one optimizer step of a stage on one simulated rank
     few_layers         a few layers of each kind stand for all
+    extending          sums of what a few layers, or chunks of a row, take
+    recurrent          kernels of recurrent layers, and their loops
     assumed_documents  rows as the recipe's documents would fill them
     simulated          a GPU without memory, and ranks without processes
     recording          every allocation, operator, collective and wait of a step

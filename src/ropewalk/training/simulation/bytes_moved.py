@@ -13,7 +13,7 @@ from torch import Tensor
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 """Operators that copy between devices."""
 
-OVERWRITING = ("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
+OVERWRITING = ("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_", "launch")
 """Operators that do not read what they write to."""
 
 

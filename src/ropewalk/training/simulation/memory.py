@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ropewalk.models.compute.losses import LOGITS_BYTES
-from ropewalk.training.simulation.few_layers import Kind, Kinds, extended
+from ropewalk.training.simulation.extending import extended
+from ropewalk.training.simulation.few_layers import Kind, Kinds
 from ropewalk.training.simulation.recording import Allocation
 from ropewalk.training.simulation.step import DryStep
 

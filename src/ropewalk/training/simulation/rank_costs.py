@@ -24,13 +24,8 @@ from ropewalk.parallel.rank_pool import process_context
 from ropewalk.planning.sizing.time import Transfers
 from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.simulation.assumed_documents import Documents
-from ropewalk.training.simulation.few_layers import (
-    LEAST_LAYERS,
-    extended,
-    extended_fields,
-    further,
-    layers_of_run,
-)
+from ropewalk.training.simulation.extending import extended, extended_fields
+from ropewalk.training.simulation.few_layers import LEAST_LAYERS, further, layers_of_run
 from ropewalk.training.simulation.memory import Memory, extended_memory
 from ropewalk.training.simulation.recording import RECOMPUTATION, Operator, flops_by_phase
 from ropewalk.training.simulation.simulated import register_device
@@ -85,7 +80,7 @@ class RankCosts:
 
     @property
     def flops(self) -> Counter[str]:
-        """Operations: ``dense``, ``attention``, and ``model`` without recomputation."""
+        """Operations: ``dense``, ``attention``, ``recurrent``, and ``model`` without recomputation."""
         return flops_of(self.operators)
 
 
@@ -262,7 +257,7 @@ def operators_of(step: DryStep, pairs: float = 1.0) -> Counter[Operator]:
 
 
 def flops_of(operators: Mapping[Operator, int]) -> Counter[str]:
-    """Operations: dense, attention, and ``model`` without recomputation."""
+    """Operations: dense, attention, recurrent, and ``model`` without recomputation."""
     found: Counter[str] = Counter()
     for (kind, moment), count in flops_by_phase(operators).items():
         found[kind] += count

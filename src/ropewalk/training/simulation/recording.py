@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ropewalk.errors import EngineError, first_line
 from ropewalk.fused import fused_calls_run_by
+from ropewalk.models.attention.kernels import functions_replaced_by
 from ropewalk.models.compute.tiles import Bounds, tiles_chosen_by
 from ropewalk.parallel.traffic import sent_by
 from ropewalk.training.simulation.bytes_moved import COPIES, bytes_moved, makes_tensors, tensors_in
@@ -48,6 +50,8 @@ from ropewalk.training.simulation.operations import (
     recomputed_flops,
     workspace,
 )
+from ropewalk.training.simulation.recurrent.launch import LAUNCH
+from ropewalk.training.simulation.recurrent.stand_ins import stand_in
 
 PLACED_BYTES = 2**16
 """Allocations from this size on are recorded with the line of code that made them; walking the stack takes time."""
@@ -100,7 +104,7 @@ class Operator(NamedTuple):
 
     Attributes:
         name: name of the operator, or of the kernel for attention.
-        kind: ``matmul``, ``attention``, or ``other``.
+        kind: ``matmul``, ``attention``, ``recurrent`` for kernels of recurrent layers, or ``other``.
         phase: phase of the step.
         bytes: size of the tensors that it reads and writes; 0 for views.
         flops: floating-point operations of products; 0 for all other operators.
@@ -140,7 +144,7 @@ class Recording:
 
     @property
     def flops(self) -> Counter[tuple[str, str]]:
-        """Operations by kind, ``dense`` and ``attention``, and phase; repeated ones are in :data:`RECOMPUTATION`."""
+        """Operations by kind and phase; see :func:`flops_by_phase`."""
         return flops_by_phase(self.operators)
 
     def copy(self) -> Recording:
@@ -161,10 +165,13 @@ class Recording:
 
 
 def flops_by_phase(operators: Mapping[Operator, int]) -> Counter[tuple[str, str]]:
-    """Operations by kind, ``dense`` and ``attention``, and phase; repeated ones are in :data:`RECOMPUTATION`."""
+    """Operations by kind and phase; repeated ones are in :data:`RECOMPUTATION`.
+
+    Kinds are ``dense``, ``attention``, and ``recurrent`` for kernels of recurrent layers.
+    """
     found: Counter[tuple[str, str]] = Counter()
     for each, number in operators.items():
-        kind = "attention" if each.kind == "attention" else "dense"
+        kind = each.kind if each.kind in ("attention", "recurrent") else "dense"
         if each.flops > each.repeated:
             found[kind, each.phase] += number * (each.flops - each.repeated)
         if each.repeated:
@@ -177,6 +184,8 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         recording: what was recorded.
+        checkpointed: whether layers are computed again in the backward.
+        missing: packages of kernels for recurrent layers that the machine of a GPU lacks.
         phase: what happens now: ``model`` while the model is made, ``setup`` while the host prepares rows, and the
             moments of the step ``start``, ``forward``, ``update`` and ``end``. The backward is recognised by itself.
     """
@@ -186,11 +195,17 @@ class Recorder(TorchDispatchMode):
         self.device = device
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.recording = Recording()
+        self.checkpointed = False
+        self.missing: tuple[str, ...] = ()
+        # What loops over chunks take, by what they are given.
+        self.loops: dict[Any, Any] = {}
         self.phase = "model"
         self._live: dict[int, Allocation] = {}
         # The values of small tensors that were copied to the device, such as offsets of documents.
         self._values: dict[int, Tensor] = {}
         self._last_read: tuple[int, str] | None = None
+        # While something is recorded apart, the recording that an allocation from before belongs to.
+        self._around: dict[int, Recording] = {}
         # What the fused function that runs now has allocated, if one runs.
         self._inside: FusedCall | None = None
 
@@ -213,6 +228,7 @@ class Recorder(TorchDispatchMode):
                 mock.patch.object(torch.UntypedStorage, "resize_", resized),
                 fused_calls_run_by(self._run_fused),
                 tiles_chosen_by(self._some_tiles),
+                functions_replaced_by(partial(stand_in, self)),
                 self,
             ):
                 yield self.recording
@@ -288,6 +304,50 @@ class Recorder(TorchDispatchMode):
             self.recording.operators[Operator(name, "other", self._moment(), self._inside.bytes)] += 1
         finally:
             self._inside = None
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Recording]:
+        """Record what happens within the context in a recording of its own, but for frees of what was there before."""
+        around, phase = self.recording, self.phase
+        self._around, self.recording = dict.fromkeys(self._live, around), Recording()
+        try:
+            yield self.recording
+        finally:
+            for key in self._live.keys() - self._around.keys():
+                del self._live[key]
+            self._around, self.recording, self.phase = {}, around, phase
+
+    def has_kernels(self, package: str) -> bool:
+        """Whether the device runs the kernels of a package for recurrent layers."""
+        return self.device.type != "cpu" and package not in self.missing
+
+    def keeps(self) -> bool:
+        """Whether autograd keeps what is computed now: a checkpointed layer drops it until its recomputation."""
+        return not self.checkpointed or in_backward()
+
+    def charge(self, name: str, most: int, operators: Counter[Operator], forward: bool) -> None:
+        """Count what a function does whose operators do not run.
+
+        Args:
+            name: its name.
+            most: bytes that it holds at its highest point beside what is allocated now.
+            operators: its operators, of whatever phase.
+            forward: whether they are a forward's, which a backward may repeat, or a backward's.
+        """
+        moment = self._moment()
+        for each, number in operators.items():
+            repeated = (each.flops if moment == "backward" else 0) if forward else each.repeated
+            self.recording.operators[each._replace(phase=moment, repeated=repeated)] += number
+        if most > 0:
+            held = Allocation(most, False, moment, f"workspace of {name}", (), torch.uint8)
+            self.recording.events += [Event(held, most, moment), Event(held, -most, moment)]
+
+    def without_memory(self, like: Tensor, size: int) -> Tensor:
+        """A tensor of so many bytes on the device of another one, which occupy nothing."""
+        with self.fake:
+            made = like.new_empty(size, dtype=torch.uint8)
+        self.occupies_nothing(made)
+        return made
 
     def _has_memory(self, key: int) -> bool:
         return key in self._live and self._live[key].bytes > 0
@@ -379,6 +439,11 @@ class Recorder(TorchDispatchMode):
         packet = getattr(func, "_overloadpacket", func)
         moment = self._moment()
         size = bytes_moved(func, args, kwargs, inputs, result, self.device.type)
+        if packet is LAUNCH:
+            name, _, _, flops, again, gradient = args
+            again = flops if moment == "backward" and not gradient else again
+            self.recording.operators[Operator(name, "recurrent", moment, size, flops, again, flops)] += 1
+            return
         if not _is_product(func):
             if self._inside is not None:
                 self._inside.elementwise(inputs, result if makes_tensors(func) else ())
@@ -463,8 +528,9 @@ class Recorder(TorchDispatchMode):
         if self._last_read is not None and self._last_read[0] == key:
             self._last_read = None
         allocation = self._live.pop(key, None)
+        recording = self._around.pop(key, self.recording)
         if allocation is not None and allocation.bytes:
-            self.recording.events.append(Event(allocation, -allocation.bytes, self._moment()))
+            recording.events.append(Event(allocation, -allocation.bytes, self._moment()))
 
     def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
         allocation = self._live.get(storage._cdata)

@@ -117,6 +117,8 @@ def dry_step(
             optimizer = _on_device(model, stage, mesh, device)
             recorder.phase = "setup"
             here = stage.settings.stage
+            recorder.checkpointed = here.gradient_checkpointing
+            recorder.missing = resolved.missing
             each = stage.mesh.data_degree * here.rows_per_batch
             passes = max(1, here.rows_per_step // each)
             given = [row for _ in range(min(passes, MOST_PASSES)) for row in rows]
