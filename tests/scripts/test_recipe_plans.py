@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 import yaml
 
 from ropewalk.dry_run.settings import HardwareSettings
@@ -10,8 +11,10 @@ from ropewalk.planning import PlanSettings, plan
 from ropewalk.recipes import recipe_text
 from ropewalk.training import load_recipe
 from ropewalk.training.memory_need import USABLE
+from ropewalk.training.preflight import Machine, resolve
 from scripts import recipe_plans
 from tests.places import CONFIGS
+from tests.versions import NEWEST, needs_transformers
 
 CASES = recipe_plans.stored()
 NAMES = sorted({case["recipe"] for case in CASES})
@@ -65,6 +68,16 @@ def test_a_stored_plan_fits_its_machine_or_says_why_there_is_none(case):
         assert found["hours"] == pytest.approx(tokens / found["tokens_per_second"] / 3600, rel=0.01)
 
 
+@pytest.mark.parametrize("case", CASES, ids=of_model)
+def test_every_check_before_a_run_accepts_a_recipe_for_each_of_its_models(case, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(recipe_plans.config_of(case)))
+    recipe = load_recipe(case["recipe"], [f"model={tmp_path}", *case.get("set", ())])
+    resolved = resolve(recipe, machine=Machine(torch.device("cpu"), 2**60))
+    assert [stage.settings.stage.context for stage in resolved.stages] == [
+        each.context for each in recipe.stages
+    ]
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if "refused" in case], ids=of_model)
 def test_what_cannot_be_planned_is_refused_with_the_stored_sentence(case, tmp_path):
     assert recipe_plans.planned(case, tmp_path) == {"refused": case["refused"]}
@@ -102,5 +115,6 @@ def test_configs_have_sources_and_agree_with_what_else_is_known_of_them():
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case["model"] in QUICK], ids=of_model)
 def test_a_plan_made_again_has_the_stored_figures(case, tmp_path):
+    needs_transformers(NEWEST, "what the stored figures were planned with")
     again = recipe_plans.planned(case, tmp_path)
     assert again == {key: case[key] for key in ("memory_gb", "stages")}
