@@ -131,3 +131,54 @@ def test_a_mixture_whose_experts_are_stacked_on_loading_is_not_refused(tmp_path)
     rewritten(tmp_path, lambda weights: weights.update({name: weights[name].to(torch.int8)}))
     with pytest.raises(RopewalkError, match=r"experts\.3\.up_proj\.weight as I8"):
         load_model(tmp_path)
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+"""The numbers of 4 bits without their sign (OCP Microscaling Formats, version 1.0, table 6)."""
+
+
+def packed(experts, outputs, inputs):
+    """Random weights as gpt-oss's checkpoints have them, and their values."""
+    blocks = torch.randint(256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+    scales = torch.randint(120, 126, blocks.shape[:-1], dtype=torch.uint8)
+    nibbles = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2).long()
+    values = E2M1[nibbles & 7] * (1 - 2 * (nibbles >> 3)) * 2.0 ** (scales.long() - 127)[..., None]
+    return {"blocks": blocks, "scales": scales}, values.flatten(-2).transpose(1, 2)
+
+
+def test_experts_of_4_bits_are_loaded_as_numbers_that_can_be_trained_whatever_the_machine(
+    tmp_path, monkeypatch
+):
+    """gpt-oss: transformers' kernels for them have no gradients, and are used only where they are installed."""
+    from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
+
+    config = tiny_config("gpt_oss")
+    config.intermediate_size = config.hidden_size = 64
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    expected = {}
+    weights = {name: each.to(torch.bfloat16) for name, each in model.state_dict().items()}
+    for name in [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = weights.pop(name).shape
+        parts, expected[name] = packed(experts, outputs, inputs)
+        weights |= {f"{name}_{part}": each for part, each in parts.items()}
+    config.save_pretrained(tmp_path)
+    stated(tmp_path, dtype="bfloat16", quantization_config={"quant_method": "mxfp4"})
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    asked = []
+    check = Mxfp4HfQuantizer.validate_environment
+    monkeypatch.setattr(
+        Mxfp4HfQuantizer,
+        "validate_environment",
+        lambda self, *args, **kwargs: (
+            asked.append(self.quantization_config.dequantize),
+            check(self, *args, **kwargs),
+        ),
+    )
+    loaded = load_model(tmp_path)
+    assert asked == [True]
+    found = loaded.state_dict()
+    assert len(expected) == 2 * config.num_hidden_layers
+    assert all(torch.equal(found[name].float(), values) for name, values in expected.items())
+    assert all(each.requires_grad for each in loaded.parameters())
+    assert "quantization_config" not in loaded.config.to_dict()
