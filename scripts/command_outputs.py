@@ -69,7 +69,6 @@ LIBRARIES = (
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "pydantic.json_schema",
-    "scipy.stats",
     "cma",
 )
 """Imported once, before steps are forked: most need them, and they take longer than the step itself."""

@@ -20,6 +20,7 @@ Its files::
     score_rows        scores as rows, which tables, figures and data frames show
     aggregate         answers into results, results into summary figures
     statistics        95 % intervals
+    student           Student's t distribution
     comparison        two evaluations on the same samples
     rows              long rows of documents, for perplexity
     rope_probe        the loss with several RoPE settings, before training

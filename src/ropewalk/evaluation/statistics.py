@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.student import student_quantile
 
 Interval = tuple[float, float]
 """Low and high end, both included; NaN if the samples do not determine an interval."""
@@ -180,9 +181,6 @@ def ratio_interval(
     n = len(sums)
     if n < 2 or not np.isfinite(sums).all():
         return NO_INTERVAL
-    # Imported here because scipy would slow down every start of the program.
-    from scipy.special import stdtrit
-
     total, count = sums.sum(), weights.sum()
     ratio = float(total / count)
     # Leave-one-out ratios minus the full ratio, computed from residuals because subtracting the ratios would cancel.
@@ -191,7 +189,7 @@ def ratio_interval(
     # Kish's effective number of rows, minus one: rows of unequal length count as fewer than they are.
     freedom = max(float(count**2 / np.square(weights).sum()) - 1, 1.0)
     # Student's quantile instead of the normal one: with a few long rows the variance itself is uncertain.
-    half = float(stdtrit(freedom, 0.975)) * error
+    half = student_quantile(freedom) * error
     return max(ratio - half, at_least), ratio + half
 
 

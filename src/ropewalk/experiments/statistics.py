@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from ropewalk.evaluation.comparison import ScoreDifference, holm, paired_samples
 from ropewalk.evaluation.results import SAMPLES, TEXT, PositionBin, TaskResult
 from ropewalk.evaluation.statistics import NO_INTERVAL, PSEUDO_DIFFERENCES, PSEUDO_SCORES, Interval, exp_nats
+from ropewalk.evaluation.student import student_p_value, student_quantile
 
 Seeds = Mapping[int, Sequence[TaskResult]]
 """Results of one cell by seed."""
@@ -59,22 +60,17 @@ class _Spread:
     def interval(self) -> Interval:
         if not math.isfinite(self.variance) or self.freedom < 1:
             return NO_INTERVAL
-        # Imported here because scipy would slow down every start of the program.
-        from scipy.special import stdtrit
-
-        half = float(stdtrit(self.freedom, 0.975)) * math.sqrt(self.variance)
+        half = student_quantile(self.freedom) * math.sqrt(self.variance)
         return self.mean - half, self.mean + half
 
     def p_value(self) -> float:
         """Two-sided p-value of a mean of 0."""
         if not math.isfinite(self.variance) or self.freedom < 1:
             return math.nan
-        from scipy.special import stdtr
-
         # Perplexities get no pseudo-variance, so equal losses in every sample would divide by zero below.
         if not self.variance:
             return 1.0 if not self.mean else 0.0
-        return 2 * float(stdtr(self.freedom, -abs(self.mean) / math.sqrt(self.variance)))
+        return student_p_value(self.freedom, self.mean / math.sqrt(self.variance))
 
 
 def means_over_seeds(cell: Seeds) -> list[TaskResult]:
@@ -300,10 +296,8 @@ def _variance_of(position: PositionBin) -> float:
     high = position.ci95[1]
     if not math.isfinite(high) or position.n_windows < 2:
         return 0.0
-    from scipy.special import stdtrit
-
     # From the upper end, because the lower end of a loss stops at 0.
-    return float(math.log(high / position.perplexity) / stdtrit(position.n_windows - 1, 0.975)) ** 2
+    return (math.log(high / position.perplexity) / student_quantile(position.n_windows - 1)) ** 2
 
 
 def _both_levels(
