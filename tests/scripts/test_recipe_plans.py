@@ -78,9 +78,14 @@ def test_every_check_before_a_run_accepts_a_recipe_for_each_of_its_models(case, 
     ]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "refused" in case], ids=of_model)
-def test_what_cannot_be_planned_is_refused_with_the_stored_sentence(case, tmp_path):
-    assert recipe_plans.planned(case, tmp_path) == {"refused": case["refused"]}
+def test_what_cannot_be_planned_is_said_in_the_head(tmp_path):
+    case = {"recipe": "qwen3-128k", "model": "a/model", "config": "qwen3-0.6b", "gpus": 1, "gpu": "h100"}
+    case["set"] = ["lift=[windows]"]
+    found = recipe_plans.planned(case, tmp_path)
+    assert "lift.0 is 'windows', but the model has no such limit" in found["refused"]
+    *_, line = " ".join(recipe_plans.head_lines("qwen3-128k", [case | found])).split("# - ")
+    said = f"a/model on 1 x h100 with lift=[windows]: cannot be planned ({found['refused']})"
+    assert line.replace("#   ", "") == said
 
 
 @pytest.mark.parametrize("case", WITHOUT_A_PAPER, ids=of_model)
