@@ -20,7 +20,7 @@ CASES = recipe_plans.stored()
 NAMES = sorted({case["recipe"] for case in CASES})
 WITHOUT_A_PAPER = [case for case in CASES if "\n# Without training: " in recipe_text(case["recipe"])]
 """Those of recipes that set what ropewalk recommends; the others reproduce a paper or a model card."""
-QUICK = ("Qwen/Qwen3-0.6B", "google/gemma-3-1b-pt", "HuggingFaceTB/SmolLM3-3B")
+QUICK = ("Qwen/Qwen3-1.7B", "ibm-granite/granite-4.1-8b-base", "HuggingFaceTB/SmolLM3-3B")
 """Models whose plans are made again here; each takes some ten seconds."""
 
 
