@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 LOWEST := .venv-lowest
 NEWEST := .venv-newest
 
-.PHONY: demo test test-slow test-lowest test-newest lint wheel format docs site benchmarks clean
+.PHONY: demo test test-slow test-lowest test-newest lint wheel image format docs site benchmarks clean
 
 demo: $(READY)
 	@rm -rf demo
@@ -61,6 +61,13 @@ wheel:
 	@test -s build/demo/report.html && test -s build/demo/model/config.json
 	@rm -rf build
 	@echo "The wheel installs and runs a short demo without the tools of development."
+
+# The image of the Dockerfile, and a short demo in it, without a GPU.
+image:
+	@docker build --tag ropewalk .
+	@docker run --rm ropewalk extend demo --set stages.0.steps=4 --set stages.0.warmup_steps=0 \
+		--set evaluation.samples=2 --set evaluation.rows=2
+	@echo "The image ropewalk runs a short demo."
 
 format: $(READY)
 	@$(BIN)/ruff check --fix .
