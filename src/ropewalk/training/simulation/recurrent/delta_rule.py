@@ -1,6 +1,6 @@
 """The kernels of flash-linear-attention for gated DeltaNet and Kimi's rule: ``chunk_gated_delta_rule``, ``chunk_kda``.
 
-Both compute in chunks of 64 tokens. The forward keeps what its kernels read of inputs, normalized queries and keys, the
+Both compute in chunks of 64 tokens. The forward keeps what its kernels read of inputs, normalised queries and keys, the
 decays summed within chunks, and the triangular matrices of chunks; states, and what values become, are computed once
 more in the backward. The states of all chunks, of key_dim x value_dim for each head, exist at once while a forward or a
 backward runs.
@@ -50,7 +50,7 @@ def chunk_gated_delta_rule(
         beta: ``[B, T, G]``.
         initial_state: ``[N, G, K, V]``.
         output_final_state: whether to return the state, which ranks pass on; this call is then beside the model's work.
-        use_qk_l2norm_in_kernel: whether queries and keys are normalized.
+        use_qk_l2norm_in_kernel: whether queries and keys are normalised.
         cu_seqlens: offsets ``[N + 1]`` of sequences in one row; None for one sequence a row.
     """
     output: tuple[Tensor, Tensor | None] = _GatedDelta.apply(
