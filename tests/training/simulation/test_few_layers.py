@@ -39,6 +39,17 @@ WINDOWS = DENSE | {
     # Each kind has more layers than are kept.
     "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 3 + ["sliding_attention"] * 3,
 }
+RECURRENT = DENSE | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "head_dim": 128,
+    "num_hidden_layers": 12,
+    "layer_types": ["linear_attention"] * 5 + ["full_attention"] + ["linear_attention"] * 6,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 CHECKPOINTED = {"gradient_checkpointing": True}
 SHAPES = {
     "FSDP": (DENSE, {"shard": 8}, {"rows_per_step": 8} | CHECKPOINTED),
@@ -49,6 +60,7 @@ SHAPES = {
     ),
     "ring": (DENSE, {"ring": 4}, CHECKPOINTED),
     "experts": (EXPERTS, {"sequence": 8}, CHECKPOINTED),
+    "recurrent": (RECURRENT, {"ring": 4}, CHECKPOINTED),
     "windows": (WINDOWS, {"shard": 8}, {"rows_per_step": 8} | CHECKPOINTED),
 }
 

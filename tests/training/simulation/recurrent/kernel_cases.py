@@ -81,6 +81,8 @@ CONVOLUTION = Call(
     {"x": (B, 48, L), "weight": (48, 4), "bias": (48,)},
     options={"activation": "silu"},
 )
+SMALL = 0.015
+"""Share of the bytes of partial sums that a backward makes for a moment, and that dry runs may leave out."""
 PASSES_ON = {"output_final_state": True}
 CALLS = {
     "gated": GATED,
@@ -118,6 +120,7 @@ def play(name, kernel=None):
         return {
             "results": described(outputs),
             "gradients": described(found),
+            "made": tuple(_made(some) for some in (recording.events[start:end], recording.events[again:])),
             "bytes": (*heights(recording.events[start:end]), *heights(recording.events[again:])),
             "names": {
                 key: {each.name for each in of if each.kind == "recurrent"} for key, of in operators.items()
@@ -160,6 +163,11 @@ def heights(events):
         now += 0 if event.allocation.host else event.change
         most = max(most, now)
     return now, most
+
+
+def _made(events):
+    """Bytes of all tensors that are made, however long they live."""
+    return sum(max(0, event.change) for event in events if not event.allocation.host)
 
 
 def _flops(operators):
