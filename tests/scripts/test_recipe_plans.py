@@ -37,7 +37,8 @@ def test_a_head_carries_the_stored_figures(name):
 
 
 def test_figures_belong_to_the_recipe_and_the_config_that_are_stored():
-    assert [case["digest"] for case in CASES] == [recipe_plans.digest(case) for case in CASES]
+    stale = [case["model"] for case in CASES if case["digest"] != recipe_plans.digest(case)]
+    assert stale == [], "plan again, with python -m scripts.recipe_plans"
 
 
 def test_another_value_of_a_recipe_or_config_needs_new_figures(monkeypatch):
