@@ -1,4 +1,4 @@
-"""Write the table of recipe keys into docs/recipes.md and the JSON Schema of recipes, from the recipe's own models.
+"""Write the tables of recipe keys and of published runs into docs/recipes.md, and the JSON Schema of recipes.
 
 python scripts/recipe_reference.py [--check]
 """
@@ -16,7 +16,9 @@ from pydantic import BaseModel
 
 from ropewalk.data.settings import InterleaveSettings, MixtureSettings, SourceSpec
 from ropewalk.evaluation.settings import OWN
+from ropewalk.io.lengths import format_length
 from ropewalk.io.settings import Option, Settings, choices_in, free_mark
+from ropewalk.planning.practice import published_runs
 from ropewalk.recipes import SCHEMA
 from ropewalk.training.recipe import recipe
 from ropewalk.training.recipe.evaluation import During
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "recipes.md"
 SCHEMA_FILE = ROOT / "src" / "ropewalk" / "recipes" / SCHEMA
 BEGIN, END = "<!-- keys: written by scripts/recipe_reference.py -->", "<!-- /keys -->"
+RUNS, END_OF_RUNS = "<!-- runs: written by scripts/recipe_reference.py -->", "<!-- /runs -->"
 TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("The run", "", recipe.Recipe),
     ("Data", "data.", recipe.Data),
@@ -112,11 +115,41 @@ def reference() -> str:
     return "\n\n".join(parts)
 
 
+def runs() -> str:
+    """The table of published runs as Markdown."""
+    rows = [
+        f"| {run.model} | {run.parameters / 1e9:,.3g} | {_tokens(run.before)} to {_tokens(run.target)} | "
+        f"{run.learning_rate:g}{' (LoRA)' if run.adapter else ''} | {_billions(run.tokens)} | "
+        f"{'carries on' if run.carries_on else 'begins anew'} | {_link(run.source)} |"
+        for run in published_runs()
+    ]
+    head = [
+        "| model | 10^9 parameters | tokens of a sequence | learning rate | 10^9 tokens | schedule | source |"
+    ]
+    return "\n".join([*head, "|" + " --- |" * 7, *rows])
+
+
+def _tokens(length: int | None) -> str:
+    return "–" if length is None else format_length(length)
+
+
+def _billions(tokens: int | None) -> str:
+    return "–" if tokens is None else f"{tokens / 1e9:,.3g}"
+
+
+def _link(source: str) -> str:
+    """A source with a short name for an address."""
+    if not source.startswith("https://"):
+        return source
+    return f"[{source.split('/')[2].removeprefix('www.')}/{source.split('/')[3]}]({source})"
+
+
 def main() -> int:
     text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    wanted = f"{before}{BEGIN}\n\n{reference()}\n\n{END}{after}"
+    wanted = text
+    for begin, end, part in ((BEGIN, END, reference()), (RUNS, END_OF_RUNS, runs())):
+        before, rest = wanted.split(begin)
+        wanted = f"{before}{begin}\n\n{part}\n\n{end}{rest.split(end)[1]}"
     schema = json.dumps(recipe_schema(), indent=1) + "\n"
     if "--check" in sys.argv[1:]:
         return 0 if wanted == text and SCHEMA_FILE.read_text(encoding="utf-8") == schema else 1

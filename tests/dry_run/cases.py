@@ -116,6 +116,7 @@ def planned_run(**changes) -> PlannedRun:
         host_usable=1800 * 10**9,
         fits=True,
         changes=(),
+        spare=(),
         flops={"dense": 3 * 10**15, "attention": 10**15},
         model_flops=3 * 10**15,
         sent={"shards": 10**9, "replicas": 0, "ulysses": 2 * 10**9, "ring": 0},

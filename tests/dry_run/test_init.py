@@ -1,73 +1,25 @@
-"""The proposed recipe is valid for any model, documents and machine, and says what it was made from."""
+"""A proposal is made of the model, the documents and the machine, and of a dry run; nothing is written in vain."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ropewalk.dry_run.init import (
-    DocumentFacts,
-    InitSettings,
-    MachineFacts,
-    named_machine,
-    propose,
-    reason_for_adapter,
-    recipe_of,
-)
+from ropewalk.dry_run.facts import DocumentFacts, MachineFacts, named_machine
+from ropewalk.dry_run.init import choices_of, propose, reason_for_adapter
+from ropewalk.dry_run.run import Change, PlannedRun, PlannedStage
+from ropewalk.dry_run.settings import InitSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.planning import PlanSettings, plan
-from ropewalk.planning.run import PlanResult
 from ropewalk.planning.sizing.time import GPUS
 from ropewalk.training import extend, mesh_choice
 from ropewalk.training.memory_need import Need
 from ropewalk.training.recipe.file import parse_recipe
 from tests.checkpoint_cases import path_of
+from tests.dry_run.cases import model_folder, planned_run
+from tests.dry_run.proposal_cases import LAPTOP, LONG, PLANS, asked, recipe_of, records
 from tests.models import every_family
-
-LAPTOP = MachineFacts(8, 0, 0, 2**36)
-TARGETS = {"llama-3.1-8b": 2**20, "llama-2-7b": 2**15, "qwen3-8b": 2**17}
-PLANS = {
-    name: plan(PlanSettings(model=str(path_of(name)), target=target)) for name, target in TARGETS.items()
-}
-
-
-def asked(planned: PlanResult, **changes: object) -> InitSettings:
-    values = {
-        "model": planned.config.model,
-        "documents": ("books", "hf:a/b"),
-        "target": planned.target_length,
-    }
-    return InitSettings(**{**values, **changes})
-
-
-@given(
-    st.sampled_from(sorted(PLANS)),
-    st.integers(0, 10**12),
-    st.integers(1, 10**6),
-    st.sampled_from([LAPTOP, MachineFacts(192, 8, 80 * 2**30, 2**36)]),
-)
-def test_every_proposal_is_a_valid_recipe(name: str, tokens: int, read: int, machine: MachineFacts) -> None:
-    planned = PLANS[name]
-    documents = DocumentFacts(read, read < 20_000, tokens, min(tokens, 5000))
-    adapter = "for want of room" if machine is LAPTOP else None
-    fits = int(0.9 * tokens) // len(planned.stages) >= planned.target_length
-    if not fits:
-        with pytest.raises(RopewalkError, match=f"about {tokens:,} tokens, too few for a row"):
-            recipe_of(asked(planned), planned, documents, machine, adapter)
-        return
-    recipe = parse_recipe(recipe_of(asked(planned), planned, documents, machine, adapter), "x")
-    assert [source.path for source in recipe.data.sources] == ["books", "hf:a/b"]
-    assert [stage.context for stage in recipe.stages] == [stage.context for stage in planned.stages]
-    for stage, wanted in zip(recipe.stages, planned.stages, strict=True):
-        assert stage.rope.limiting.method == wanted.recipe_method
-        # No token is planned for twice.
-        assert stage.steps * stage.rows_per_step * stage.context <= tokens // len(recipe.stages)
-        assert stage.rows_per_step & (stage.rows_per_step - 1) == 0
-        assert stage.warmup_steps < stage.steps
-    assert (recipe.adapter is not None) == (adapter is not None)
 
 
 def test_an_adapter_is_proposed_where_the_gpus_are_too_small_for_all_weights(
@@ -136,28 +88,6 @@ def test_the_machine_that_trains_can_be_named(tmp_path: Path) -> None:
     assert "This machine" not in found["h100"]
 
 
-def test_a_named_machine_has_the_defaults_of_a_plan() -> None:
-    machine = named_machine(asked(PLANS["qwen3-8b"], memory_gb=40))
-    assert (machine.named, machine.gpus, machine.gpu_bytes) == ("h100", 8, 40 * 10**9)
-    assert not asked(PLANS["qwen3-8b"]).for_another_machine
-
-
-def test_what_the_publisher_documents_stands_at_the_top() -> None:
-    planned = PLANS["qwen3-8b"]
-    text = recipe_of(asked(planned), planned, DocumentFacts(9, True, 10**8, 10**5), LAPTOP, None)
-    assert "from 32,768 to 131,072 tokens" in text
-    assert "# Note: max_position_embeddings is 40960, but Qwen3 4B, 8B, 14B or 32B" in text
-    assert "# Note: without training, the publisher of Qwen3" in text
-
-
-def test_names_with_any_characters_are_written_as_they_are(tmp_path: Path) -> None:
-    planned = PLANS["qwen3-8b"]
-    documents = DocumentFacts(9, True, 10**8, 10**5)
-    paths = ("docs\U0001f600", "a: b #c", "'\"\\")
-    text = recipe_of(asked(planned, documents=paths), planned, documents, LAPTOP, None)
-    assert tuple(source.path for source in parse_recipe(text, "x").data.sources) == paths
-
-
 def test_nothing_is_written_for_what_cannot_be_extended(tmp_path: Path) -> None:
     out = tmp_path / "a.yaml"
     (tmp_path / "short.txt").write_text("too short")
@@ -172,85 +102,6 @@ def test_nothing_is_written_for_what_cannot_be_extended(tmp_path: Path) -> None:
         with pytest.raises(RopewalkError, match=words):
             propose(good.model_copy(update=changes))
         assert not out.exists()
-
-
-def test_documents_that_are_all_short_are_warned_about() -> None:
-    planned = PLANS["qwen3-8b"]
-    many = DocumentFacts(20_000, False, 10**10, 900)
-    text = recipe_of(asked(planned), planned, many, LAPTOP, None)
-    assert "None of the first 20,000 documents reaches 131,072 tokens (the longest has about 900)" in text
-    assert "20,000 documents and more" in text
-    assert "Only these were counted: raise steps below" in text
-    for longest, told in ((131_071, True), (131_072, False)):
-        text = recipe_of(asked(planned), planned, replace(many, longest=longest), LAPTOP, None)
-        assert ("reaches 131,072 tokens" in text) == told
-
-
-def records(path: Path, *rows: dict[str, str]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-LONG = "def f(x):\n    return x + 1\n" * 300
-
-
-@pytest.mark.parametrize(
-    ("row", "field"),
-    [
-        ({"text": LONG, "content": "no"}, "text"),
-        ({"content": LONG, "url": "x"}, "content"),
-        ({"raw_content": LONG}, "raw_content"),
-    ],
-)
-def test_the_usual_field_of_the_text_is_found(row: dict[str, str], field: str, tmp_path: Path) -> None:
-    documents = (records(tmp_path / "a.jsonl", row, row), records(tmp_path / "b.jsonl", {"text": LONG}))
-    out = tmp_path / "a.yaml"
-    propose(InitSettings(model="embedded", documents=documents, target=1024, out=out))
-    sources = parse_recipe(out.read_text(), "x").data.sources
-    assert [each.text_field for each in sources] == [field, "text"]
-
-
-@pytest.mark.parametrize(
-    ("row", "given", "words"),
-    [
-        (
-            {"page": LONG},
-            None,
-            "no text field 'text'; the fields are 'page'; set text_field .--text-field. to the field",
-        ),
-        (
-            {"content": LONG, "body": "x"},
-            None,
-            "set text_field .--text-field. to the field that holds the text .probably 'content' or 'body'",
-        ),
-        (
-            {"text": LONG},
-            "page",
-            "no text field 'page'; the fields are 'text'; set text_field .--text-field. to the field",
-        ),
-    ],
-)
-def test_a_field_that_is_not_clear_is_asked_for(
-    row: dict[str, str], given: str | None, words: str, tmp_path: Path
-) -> None:
-    out, source = tmp_path / "a.yaml", records(tmp_path / "a.jsonl", row)
-    with pytest.raises(RopewalkError, match=words):
-        propose(InitSettings(model="embedded", documents=(source,), target=1024, out=out, text_field=given))
-    assert not out.exists()
-
-
-def test_a_machine_without_gpus_that_is_too_small_is_named(tmp_path: Path) -> None:
-    config = json.loads(path_of("llama-3.1-8b").read_text())
-    sizes = {"intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False}
-    (tmp_path / "config.json").write_text(json.dumps({**config, **sizes}))
-    planned = plan(PlanSettings(model=str(tmp_path / "config.json"), target=2**20))
-    documents = DocumentFacts(9, True, 10**10, 10**6)
-    # 8,030,261,248 parameters of 16 bytes.
-    states = 8_030_261_248 * 16
-    for memory, gpus, told in ((states - 1, 0, True), (states, 0, False), (1, 8, False)):
-        text = recipe_of(asked(planned), planned, documents, MachineFacts(2, gpus, 80 * 2**30, memory), None)
-        assert ("# Not for this machine: it has no GPU and 128.5 GB of memory" in text) == told
-        assert parse_recipe(text, "x").model == planned.config.model
 
 
 @pytest.mark.slow
@@ -269,3 +120,51 @@ def test_a_proposed_recipe_trains_from_start_to_end(tmp_path: Path, monkeypatch:
     assert [each.context for each in recipe.stages] == [512]
     assert (result.model / "model.safetensors").is_file()
     assert json.loads((result.model / "config.json").read_text())["max_position_embeddings"] == 512
+
+
+@pytest.mark.slow
+def test_a_config_alone_gives_a_recipe_that_says_what_is_missing(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", num_hidden_layers=3)
+    out = tmp_path / "recipe.yaml"
+    found = propose(InitSettings(model=str(model), target=8192, gpus=2, gpu="h100", out=out))
+    assert found.documents is None
+    assert [each.split()[0] for each in found.missing] == ["weights", "a", "documents:"]
+    recipe = parse_recipe(out.read_text(), str(out))
+    assert [source.path for source in recipe.data.sources] == ["documents"]
+    assert out.read_text().count("# Missing: ") == 3
+    # So small a model needs no checkpoints, which stand in a recipe that nothing was tried for.
+    assert [stage.gradient_checkpointing for stage in recipe.stages] == [False] * len(recipe.stages)
+    assert len(found.stages) == len(recipe.stages)
+    assert "A dry run on 2 GPUs with the mesh 2 s" in found.stages[0]
+    assert all(f"# {words}." in found.text for words in found.stages)
+    guessed = propose(
+        InitSettings(model=str(model), target=8192, gpus=2, out=tmp_path / "other.yaml", dry_run=False)
+    )
+    assert guessed.stages == ()
+    assert parse_recipe(guessed.text, "x").stages[-1].gradient_checkpointing
+
+
+def planned_with(stage: PlannedStage) -> PlannedRun:
+    return PlannedRun("m", 1, "h100", 80 * 10**9, (stage,), ())
+
+
+def test_what_fits_with_least_cost_of_time_is_chosen() -> None:
+    fitting, other = planned_run().stages[0], planned_run(fits=False).stages[0]
+    off = Change("a", 10**9, True, settings={"offload_activations": False})
+    too_much = Change(
+        "b", 10**11, False, settings={"offload_activations": False, "gradient_checkpointing": False}
+    )
+    on = Change("c", 10**11, False, settings={"gradient_checkpointing": True})
+    both = Change("d", 10**9, True, settings={"gradient_checkpointing": True, "tiled_mlp": 16384})
+    gpus = Change("16 GPUs", 10**9, True)
+    for stage, settings, fits in (
+        (fitting, {}, True),
+        (replace(fitting, spare=(off, too_much)), off.settings, True),
+        (replace(fitting, spare=(off, replace(too_much, fits=True))), too_much.settings, True),
+        (replace(other, changes=(on, both)), both.settings, True),
+        # More GPUs are not the recipe's to choose.
+        (replace(other, changes=(on, gpus)), {}, False),
+    ):
+        (choice,) = choices_of(planned_with(stage))
+        assert (choice.settings, choice.fits) == (settings, fits)
+        assert ("only 72 GB; 16 GPUs would do" in choice.words) == (not fits)

@@ -117,6 +117,44 @@ def test_what_does_not_fit_gets_the_smallest_change_that_does(tmp_path, monkeypa
 
 
 @pytest.mark.slow
+def test_what_saves_memory_that_is_free_is_turned_off_costliest_first(tmp_path):
+    model = model_folder(tmp_path / "model", num_hidden_layers=3)
+    saving = {"gradient_checkpointing": True, "offload_activations": True}
+    of = {
+        name: plan(recipe_of(model, context=4096, **settings), HardwareSettings(gpus=1, document_length=4096))
+        for name, settings in {
+            "all": saving,
+            "checkpointed": {"gradient_checkpointing": True},
+            "plain": {},
+        }.items()
+    }
+    peaks = {name: planned.stages[0].memory.peak for name, planned in of.items()}
+    (stage,) = of["all"].stages
+    assert [change.change for change in stage.spare] == [
+        "stages.0.offload_activations: false",
+        "stages.0.gradient_checkpointing: false",
+    ]
+    assert [change.peak for change in stage.spare] == [peaks["checkpointed"], peaks["plain"]]
+    assert all(change.fits for change in stage.spare)
+    assert stage.spare[-1].settings == {"offload_activations": False, "gradient_checkpointing": False}
+    assert stage.spare[-1].seconds == of["plain"].stages[0].time.seconds < stage.time.seconds
+    assert of["plain"].stages[0].spare == ()
+    # What is known to be kept without checkpoints is less than what is.
+    assert peaks["plain"] - peaks["checkpointed"] > 3 * 2 * 4096 * 64 * 2
+
+    between = (peaks["plain"] + peaks["checkpointed"]) / 2 / planning.USABLE / 1e9
+    smaller = HardwareSettings(gpus=1, memory_gb=between, document_length=4096)
+    (stage,) = plan(recipe_of(model, context=4096, **saving), smaller).stages
+    assert [change.fits for change in stage.spare] == [True, False]
+    # Where three tensors a layer would not fit, nothing more is played.
+    tight = HardwareSettings(
+        gpus=1, memory_gb=1.01 * peaks["checkpointed"] / planning.USABLE / 1e9, document_length=4096
+    )
+    (stage,) = plan(recipe_of(model, context=4096, gradient_checkpointing=True), tight).stages
+    assert (stage.fits, stage.spare) == (True, ())
+
+
+@pytest.mark.slow
 def test_more_gpus_are_tried_last(tmp_path, monkeypatch):
     monkeypatch.setattr(planning, "MOST_CHANGES", 6)
     monkeypatch.setattr(planning, "TILE", 128)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,13 +35,15 @@ from ropewalk.training.simulation.rank_costs import Copy, Player, RankCosts, Wai
 from ropewalk.training.simulation.roofline import compute_seconds
 
 ONE_NODE = 8
+SAVINGS = ("gradient_checkpointing", "offload_activations", "tiled_mlp", "offload_optimizer")
+"""Settings of a stage that save memory, each with more cost of time than those before it."""
 MOST_CHANGES = 8
 """Most changes that are tried in a dry run of their own if a stage does not fit."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change that was tried because a stage does not fit.
+    """A change that was tried because a stage does not fit, or because it leaves memory free.
 
     Attributes:
         change: the change, as a recipe or command states it.
@@ -48,6 +51,8 @@ class Change:
         host: bytes of CPU memory of a machine with it.
         fits: whether the stage then fits.
         reason: why the recipe does not allow it; empty if it does.
+        settings: the settings of the stage that it changes, those of changes before it included; empty for GPUs.
+        seconds: time of a step with it; None for hardware whose speed is not known.
     """
 
     change: str
@@ -55,6 +60,8 @@ class Change:
     fits: bool
     reason: str = ""
     host: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class PlannedStage:
         host_usable: bytes of CPU memory of a machine that a run may fill.
         fits: whether the peak is within ``usable``, and ``host`` within ``host_usable``.
         changes: changes that were tried if it does not fit, the first one that fits last.
+        spare: settings that save memory and were turned off if it fits, costliest first, until it fits no more.
         flops: operations of a step over all ranks, recomputation included: ``dense``, ``attention``, ``recurrent`` if
             the model has such kernels.
         model_flops: operations of a step without recomputation.
@@ -106,6 +114,7 @@ class PlannedStage:
     host_usable: int
     fits: bool
     changes: tuple[Change, ...]
+    spare: tuple[Change, ...]
     flops: dict[str, int]
     model_flops: int
     sent: dict[str, int]
@@ -335,7 +344,9 @@ class _Planner:
         most = max(ranks, key=lambda each: each.memory.peak)
         fits = self.target.fits(most, resolved.stages[self.number].mesh)
         changes = () if fits else tuple(self.changes(resolved, documents, most.memory))
-        return _Accounts(resolved, self.number, self.target, documents, tuple(ranks)).stage(most, changes)
+        spare = tuple(self.spare(resolved, documents, most.memory)) if fits else ()
+        accounts = _Accounts(resolved, self.number, self.target, documents, tuple(ranks))
+        return accounts.stage(most, changes, spare)
 
     def resolved(self, recipe: Recipe | None = None, ranks: int | None = None) -> ResolvedRecipe:
         """The recipe on the planned hardware; where ``auto`` finds no mesh that fits, on the finest one."""
@@ -365,16 +376,18 @@ class _Planner:
         Settings come before GPUs, and each change includes those before it that the recipe allows.
         """
         recipe, number = self.recipe, 0
+        settings: dict[str, Any] = {}
         mesh = resolved.stages[self.number].mesh
         for name, value in self.settings(mesh, memory):
             stated = format_length(value) if name == "tiled_mlp" else str(value).lower()
             changed = _with(recipe, self.number, **{name: value})
             key = f"stages.{self.number}.{name}: {stated}"
-            change = self.tried(documents, key, changed, self.target.ranks)
+            change = self.tried(documents, key, changed, self.target.ranks, {**settings, name: value})
             yield change
             if change.fits:
                 return
-            recipe = recipe if change.peak is None else changed
+            if change.peak is not None:
+                recipe, settings = changed, change.settings
             number += 1
         if self.target.machine.device.type == "cpu":
             # More processes on this machine share its memory.
@@ -398,17 +411,45 @@ class _Planner:
                 yield "keep_attention", False
             return
         tokens = stage.rows_per_batch * stage.context // mesh.sequence_degree
-        for name, value in (
-            ("gradient_checkpointing", True),
-            ("offload_activations", True),
-            ("tiled_mlp", TILE if tokens > TILE else None),
-            # An adapter's few weights stay on the device.
-            ("offload_optimizer", self.recipe.adapter is None),
-        ):
+        # An adapter's few weights stay on the device.
+        values = (True, True, TILE if tokens > TILE else None, self.recipe.adapter is None)
+        for name, value in zip(SAVINGS, values, strict=True):
             if value and not getattr(stage, name):
                 yield name, value
 
-    def tried(self, documents: Documents, change: str, recipe: Recipe, ranks: int) -> Change:
+    def spare(self, resolved: ResolvedRecipe, documents: Documents, memory: Memory) -> Iterator[Change]:
+        """Settings that save memory turned off, costliest first, each in a dry run, up to the first that does not fit.
+
+        Each includes those before it.
+        """
+        recipe, settings = self.recipe, dict[str, Any]()
+        stage, config = recipe.stages[self.number], read_config(resolved.model, recipe.trust_remote_code)
+        mesh = resolved.stages[self.number].mesh
+        tokens = stage.rows_per_batch * stage.context // mesh.sequence_degree
+        for name in reversed(SAVINGS):
+            if not getattr(stage, name):
+                continue
+            # Every layer but the one that is computed again would keep at least three tensors of the hidden size.
+            kept = 3 * 2 * tokens * config.values.get("hidden_size", 0) * (len(config.layers) - 1)
+            if name == "gradient_checkpointing" and memory.peak + kept > self.target.usable:
+                return
+            off = None if name == "tiled_mlp" else False
+            settings = {**settings, name: off}
+            recipe = _with(recipe, self.number, **{name: off})
+            key = f"stages.{self.number}.{name}: {'null' if off is None else 'false'}"
+            change = self.tried(documents, key, recipe, self.target.ranks, settings)
+            yield change
+            if not change.fits:
+                return
+
+    def tried(
+        self,
+        documents: Documents,
+        change: str,
+        recipe: Recipe,
+        ranks: int,
+        settings: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Change:
         """A dry run of the stage with a change."""
         try:
             resolved = self.resolved(recipe, ranks)
@@ -417,8 +458,11 @@ class _Planner:
         except RopewalkError as error:
             return Change(change, None, False, str(error))
         most = max(played, key=lambda each: each.memory.peak)
-        fits = self.target.fits(most, mesh)
-        return Change(change, most.memory.peak, fits, host=self.target.host_needed(most, mesh))
+        stage = _Accounts(resolved, self.number, self.target, documents, tuple(played)).stage(most)
+        seconds = None if stage.time is None else stage.time.seconds
+        return Change(
+            change, most.memory.peak, stage.fits, host=stage.host, settings=dict(settings), seconds=seconds
+        )
 
 
 def _with(recipe: Recipe, number: int, **changes: Any) -> Recipe:
@@ -455,7 +499,9 @@ class _Accounts:
     documents: Documents
     ranks: tuple[RankCosts, ...]
 
-    def stage(self, most: RankCosts, changes: tuple[Change, ...]) -> PlannedStage:
+    def stage(
+        self, most: RankCosts, changes: tuple[Change, ...] = (), spare: tuple[Change, ...] = ()
+    ) -> PlannedStage:
         """The planned stage; ``most`` is the rank that needs most memory."""
         here = self.resolved.stages[self.number]
         stage, mesh, usable = here.settings.stage, here.mesh, self.target.usable
@@ -484,6 +530,7 @@ class _Accounts:
             host_usable=self.target.host_usable,
             fits=self.target.fits(most, mesh),
             changes=changes,
+            spare=spare,
             flops={"dense": dense, "attention": attention} | ({"recurrent": recurrent} if recurrent else {}),
             model_flops=model,
             sent={

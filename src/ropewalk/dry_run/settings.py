@@ -1,13 +1,24 @@
-"""Settings of ``ropewalk plan``: the GPUs to plan for, and what is assumed of them."""
+"""Settings of ``ropewalk plan`` and ``ropewalk init``: the GPUs to plan for, and what is assumed of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ropewalk.io.settings import COMMON, FilePath, Length, Settings
+from ropewalk.io.settings import (
+    COMMON,
+    DOCUMENTS,
+    MODEL_NAME,
+    TARGET_LENGTH,
+    FilePath,
+    Length,
+    Option,
+    Settings,
+)
+from ropewalk.planning.settings import RULE
 from ropewalk.planning.sizing.time import GPUS, H100, Cluster
 
 Gpu = Literal["h100", "h200", "a100", "b200", "b300", "mi300x", "4090", "5090", "l40s", "a6000"]
@@ -101,3 +112,47 @@ class HardwareSettings(Settings):
             attention_efficiency=self.attention_efficiency,
             memory_efficiency=self.memory_efficiency,
         )
+
+
+class InitSettings(Settings):
+    """Settings of ``ropewalk init``."""
+
+    model: Annotated[str, Option(argument=True)] = Field(description=f"{MODEL_NAME}.")
+    documents: Annotated[tuple[str, ...], Option(metavar="PATH", repeated=True, group=COMMON.group)] = Field(
+        default=(),
+        description=f"Documents to train on: {DOCUMENTS}. Default: a place in the recipe that says what is missing.",
+    )
+    target: Annotated[Length, COMMON] = Field(description=TARGET_LENGTH)
+    out: Annotated[FilePath, COMMON] = Field(
+        default=Path("recipe.yaml"), description="File to write the recipe to. It must not exist yet."
+    )
+    text_field: str | None = Field(
+        default=None,
+        description="Record field that holds the text. Default: text if the records have it, otherwise content, "
+        "document, body or raw_content if they have only one of these.",
+    )
+    rule: str | None = Field(default=None, description=RULE)
+    gpus: Annotated[int | None, Option(group="The machine that trains")] = Field(
+        default=None,
+        ge=1,
+        description="Number of its GPUs. Default: 8 with --gpu or --memory-gb, otherwise those of this machine.",
+    )
+    gpu: Annotated[Gpu | None, Option(group="The machine that trains")] = Field(
+        default=None,
+        description="Its GPU model. Default: h100 with --gpus or --memory-gb, otherwise that of this machine.",
+    )
+    memory_gb: Annotated[float | None, Option(group="The machine that trains")] = Field(
+        default=None,
+        gt=0,
+        description="Memory of each GPU in GB (10^9 bytes). Default: the memory in its data sheet.",
+    )
+    dry_run: Annotated[bool, Option(group="The machine that trains")] = Field(
+        default=True,
+        description="Run a step of each stage without data or GPU, and set checkpointing and offloading to what fits "
+        "the machine that trains. This takes a minute or so for a model of billions of parameters.",
+    )
+
+    @property
+    def for_another_machine(self) -> bool:
+        """Whether the recipe is for GPUs that are named instead of those of this machine."""
+        return any(value is not None for value in (self.gpus, self.gpu, self.memory_gb))

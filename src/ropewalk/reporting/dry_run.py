@@ -110,6 +110,12 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
             verdict = "fits" if change.fits else "does not fit"
             beside = f" and {_gb(change.host)} of CPU memory" if change.host else ""
             yield f"{where}: with {change.change} it {verdict} ({_gb(change.peak)}{beside})"
+    for change in stage.spare:
+        if change.fits:
+            faster = ""
+            if change.seconds is not None and stage.time is not None:
+                faster = f", and a step takes {1 - change.seconds / stage.time.seconds:.0%} less time"
+            yield f"{where}: memory is free: {change.change} fits too ({_gb(change.peak or 0)}){faster}"
     largest = stage.memory.largest[0]
     at = f" at {largest.place}" if largest.place else ""
     shape = " x ".join(map(str, largest.shape)) or "scratch memory"

@@ -15,6 +15,8 @@ TOKENISED = 200
 """Documents of which the tokens are counted, drawn at random from those read."""
 SAMPLED = 20_000
 """Characters of each of these that are tokenised: a corpus of books would take minutes."""
+CHARACTERS_PER_TOKEN = 4
+"""Characters that a token of English text has on average, where there is no tokenizer to count with."""
 READ = 20_000
 """Documents whose characters are counted, and taken for tokens at the rate of those that are drawn."""
 
@@ -23,6 +25,11 @@ def first_lengths(
     specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext
 ) -> tuple[list[float], bool]:
     """Estimated tokens of each of the first documents, and whether these are all.
+
+    Args:
+        specs: the documents.
+        tokenizer: counts the tokens of some of them; None if there is none.
+        context: reporter of progress.
 
     Raises:
         RopewalkError: as for :func:`ropewalk.data.read_documents`.
@@ -43,6 +50,8 @@ def first_lengths(
                 drawn[place] = document.text[:SAMPLED]
             characters.append(len(document.text))
             progress(len(characters), len(characters))
+    if tokenizer is None:
+        return [length / CHARACTERS_PER_TOKEN for length in characters], complete
     # Without special tokens, which packing adds per row or document as the pattern needs them.
     encoded = tokenizer.backend_tokenizer.encode_batch_fast(drawn, add_special_tokens=False)
     # Tokenising all of them would take minutes, and texts of one corpus have nearly the same rate of tokens per

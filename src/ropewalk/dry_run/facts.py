@@ -1,0 +1,150 @@
+"""What a proposed recipe is made from: what was seen of the documents, and the machine that trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropewalk.attention.engines.capabilities import LEAST_CAPABILITY, Capability
+from ropewalk.data import read_documents
+from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.read.first_lengths import first_lengths
+from ropewalk.data.read.records import NoTextFieldError
+from ropewalk.data.settings import SourceSpec
+from ropewalk.dry_run.settings import InitSettings
+from ropewalk.errors import RopewalkError
+from ropewalk.models.checkpoint.weights import weight_files
+from ropewalk.parallel.context import RunContext
+from ropewalk.planning.sizing.time import GPUS
+
+TEXT_FIELDS = ("text", "content", "document", "body", "raw_content")
+"""Usual names of the field with the text; the first is taken wherever a record has it."""
+
+
+@dataclass(frozen=True)
+class DocumentFacts:
+    """What was seen of the documents.
+
+    Attributes:
+        read: documents read.
+        complete: whether these are all.
+        tokens: their tokens, estimated from some of them, or from their characters without a tokenizer.
+        longest: tokens of the longest of those read, estimated likewise.
+    """
+
+    read: int
+    complete: bool
+    tokens: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """The machine that the recipe is for.
+
+    Attributes:
+        cores: CPU cores of the one that it was written on.
+        gpus: CUDA devices; 0 on a machine without.
+        gpu_bytes: memory of one of them, bytes.
+        memory_bytes: memory of the machine itself, bytes.
+        named: GPU model, if it was named; None for this machine.
+        capability: compute capability of the GPUs.
+    """
+
+    cores: int
+    gpus: int
+    gpu_bytes: int
+    memory_bytes: int
+    named: str | None = None
+    capability: Capability = LEAST_CAPABILITY
+
+
+def with_text_field(path: str, given: str | None) -> SourceSpec:
+    """The source with the text field that its first document has.
+
+    Raises:
+        RopewalkError: if the source cannot be read, or no usual name or several are fields of its first record.
+    """
+    found: list[SourceSpec] = []
+    refused: NoTextFieldError | None = None
+    for name in (given,) if given else TEXT_FIELDS:
+        spec = SourceSpec(path=path, text_field=name)
+        try:
+            next(iter(read_documents([spec])), None)
+        except NoTextFieldError as error:
+            refused = refused or error
+            continue
+        # A file without fields is read whatever the name.
+        if name == TEXT_FIELDS[0] or given:
+            return spec
+        found.append(spec)
+    if len(found) == 1:
+        return found[0]
+    several = f" (probably {' or '.join(repr(each.text_field) for each in found)})" if found else ""
+    raise RopewalkError(f"{refused}{several}") from refused
+
+
+def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) -> DocumentFacts:
+    """Read the first documents, and count the tokens of some of these.
+
+    Args:
+        specs: the documents.
+        tokenizer: the model's tokenizer; None if there is none here.
+        context: reporter of progress.
+
+    Raises:
+        RopewalkError: as for :func:`ropewalk.data.read_documents`.
+    """
+    lengths, complete = first_lengths(specs, tokenizer, context)
+    return DocumentFacts(len(lengths), complete, int(sum(lengths)), int(max(lengths, default=0)))
+
+
+def this_machine() -> MachineFacts:
+    """Cores and GPUs of this machine."""
+    import torch
+
+    from ropewalk.training.preflight import device_bytes
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    memory = torch.cuda.get_device_properties(0).total_memory if gpus else 0
+    return MachineFacts(os.cpu_count() or 1, gpus, int(memory), device_bytes(torch.device("cpu")))
+
+
+def named_machine(settings: InitSettings) -> MachineFacts:
+    """The machine that the settings name, with what data sheets say of its GPUs."""
+    name = settings.gpu or "h100"
+    known = GPUS[name]
+    memory = known.bytes_per_rank if settings.memory_gb is None else int(settings.memory_gb * 1e9)
+    return MachineFacts(
+        os.cpu_count() or 1,
+        settings.gpus or known.ranks_per_node,
+        memory,
+        known.host_bytes,
+        name,
+        known.capability,
+    )
+
+
+def missing_parts(model: str) -> tuple[str, ...]:
+    """What a run needs and a model's folder does not have: weights, a tokenizer; none for a model on the Hub.
+
+    Args:
+        model: folder, file or Hub id.
+    """
+    path = Path(resolve_model(model)).expanduser()
+    if not path.exists():
+        return ()
+    folder = path if path.is_dir() else path.parent
+    missing = [] if weight_files(folder) else [f"weights (model.safetensors) in {folder}"]
+    if not any(folder.glob("*token*")):
+        missing.append(f"a tokenizer (tokenizer.json) in {folder}")
+    return tuple(missing)
+
+
+def gpus_of(machine: MachineFacts) -> str:
+    """The GPUs in words: ``8 GPUs of this machine``, ``8 GPUs (h100)``."""
+    count = f"{machine.gpus} GPU{'s' * (machine.gpus != 1)}"
+    return f"{count} of this machine" if machine.named is None else f"{count} ({machine.named})"
