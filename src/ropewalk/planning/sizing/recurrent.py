@@ -21,16 +21,14 @@ from ropewalk.models.config.model import ModelConfig
 DELTA_CHUNK = 64
 """Tokens of a chunk of gated DeltaNet and Kimi's delta rule, in transformers' code and in flash-linear-attention."""
 
+_FITTED = "fitted to times of fla 0.5.1 with 32 heads, QwenLM/FlashQLA, 2026,"
 _AS_H200 = "a guess: as many FLOP/s as on an H200"
 _GUESS = "a guess"
 SHARES: dict[Generation, Speed] = {
     "ampere": Speed(0.2, _GUESS),
     "ada": Speed(0.2, _GUESS),
-    "hopper": Speed(
-        0.1,
-        "fitted to times of fla 0.5.1 on an H200 with 32 heads, QwenLM/FlashQLA, benchmark_results_H200.txt, 2026",
-    ),
-    "blackwell": Speed(0.045, _AS_H200),
+    "hopper": Speed(0.1, f"{_FITTED} benchmark_results_H200.txt"),
+    "blackwell": Speed(0.045, f"{_FITTED} benchmark_results_GB200.txt"),
     "rtx_blackwell": Speed(0.2, _GUESS),
     "cdna3": Speed(0.075, _AS_H200),
 }

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from ropewalk.planning.sizing.time import GPUS
 from ropewalk.training.simulation.recording import Recorder
 from ropewalk.training.simulation.recurrent.stand_ins import KERNELS
+from ropewalk.training.simulation.roofline import operator_seconds
 from ropewalk.training.simulation.simulated import register_device
 from tests.models.attention import standin_kernels
 
@@ -84,9 +86,20 @@ CONVOLUTION = Call(
 SMALL = 0.015
 """Share of the bytes of partial sums that a backward makes for a moment, and that dry runs may leave out."""
 PASSES_ON = {"output_final_state": True}
+
+
+def _long(tokens):
+    """16 heads of keys and 32 of values, normalized before, with a state before and behind the row."""
+    keys, values = (1, tokens, 16, K), (1, tokens, 32, V)
+    shapes = {"q": keys, "k": keys, "v": values, "g": values[:3], "beta": values[:3]}
+    return GATED.with_({**PASSES_ON, "use_qk_l2norm_in_kernel": False}, **shapes, initial_state=(1, 32, K, V))
+
+
 CALLS = {
     "gated": GATED,
     "gated, state": GATED.with_(PASSES_ON, initial_state=(1, 4, K, V)),
+    "gated, 8k": _long(8192),
+    "gated, 32k": _long(32768),
     "kimi": KIMI,
     "kimi, state": KIMI.with_(PASSES_ON, initial_state=(1, 2, K, V)),
     "scan": SCAN,
@@ -125,8 +138,21 @@ def play(name, kernel=None):
             "names": {
                 key: {each.name for each in of if each.kind == "recurrent"} for key, of in operators.items()
             },
+            "kernels": {
+                key: {each: number for each, number in of.items() if each.kind == "recurrent"}
+                for key, of in operators.items()
+            },
             "flops": {key: _flops(of) for key, of in operators.items()},
         }
+
+
+def seconds(name, gpu):
+    """Planned time of a call's kernels on a kind of GPU."""
+    played = play(name)["kernels"]
+    return {
+        moment: sum(operator_seconds(each, GPUS[gpu]) * number for each, number in kernels.items())
+        for moment, kernels in played.items()
+    }
 
 
 def in_torch(name):

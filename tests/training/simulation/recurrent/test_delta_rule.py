@@ -62,6 +62,23 @@ def test_the_work_of_the_model_is_the_formula_and_twice_that(aside, name):
     assert all_ - model == 2 * T * HEADS[name] * again[name]
 
 
+PUBLISHED = {
+    "h200": {"gated, 8k": (0.472e-3, 1.444e-3), "gated, 32k": (1.890e-3, 5.697e-3)},
+    "b200": {"gated, 32k": (1.770e-3, 5.714e-3)},
+}
+"""Seconds of fla 0.5.1 forward and backward on an H200, and on a GB200, of which the backward has 32 heads of keys.
+
+Source: QwenLM/FlashQLA, benchmark/benchmark_results_H200.txt and benchmark_results_GB200.txt, 2026.
+"""
+
+
+@pytest.mark.parametrize("gpu", PUBLISHED)
+def test_planned_times_are_within_a_tenth_of_published_ones(aside, gpu):
+    for name, (forward, backward) in PUBLISHED[gpu].items():
+        found = aside(cases.seconds, name, gpu)
+        assert found == pytest.approx({"forward": forward, "backward": backward}, rel=0.1)
+
+
 @pytest.mark.parametrize("name", ["gated, state", "kimi, state"])
 def test_a_call_for_the_state_that_ranks_pass_on_is_no_work_of_the_model(aside, name):
     found, plain = aside(cases.play, name)["flops"], aside(cases.play, name.partition(",")[0])["flops"]
