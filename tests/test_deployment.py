@@ -1,19 +1,22 @@
 """Where people run it: the image, the lock file, the conda recipe, and the job files of examples/.
 
-Their ropewalk commands are read by the program's own parser. Nothing here starts Docker, Slurm, a cloud or conda.
+Their ropewalk commands are read by the program's own parser. Nothing here starts Docker, Slurm, Ray, a
+cloud or conda.
 """
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -21,6 +24,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from torch.distributed.run import get_args_parser
 
 from ropewalk.cli.app import program
 from ropewalk.training.recipe.file import parse_recipe
@@ -320,3 +324,64 @@ def test_accelerate_launch_starts_the_processes_of_a_run(tmp_path):
     assert done.returncode == 0, done.stderr
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
     assert said == ["rank 0 of 2, 0 of 2", "rank 1 of 2, 1 of 2"]
+
+
+class Ray:
+    """As much of Ray as the job uses; tasks run where they are asked for, one after the other."""
+
+    def __init__(self, reserved: list[dict[str, int]]) -> None:
+        self.placed: list[int] = []
+        self.util = SimpleNamespace(get_node_ip_address=lambda: "10.0.0.1")
+        self.reserved = reserved
+
+    def init(self) -> None: ...
+
+    def get(self, value: Any) -> Any:
+        return value
+
+    def group(self, bundles: list[dict[str, int]], strategy: str) -> Any:
+        assert strategy == "STRICT_SPREAD"
+        self.reserved += bundles
+        return SimpleNamespace(ready=lambda: None)
+
+    def remote(self, function: Callable[..., Any]) -> Any:
+        def options(num_cpus: int, num_gpus: int, max_retries: int, scheduling_strategy: Any) -> Any:
+            node = scheduling_strategy.placement_group_bundle_index
+            # A task that asks for more than its bundle would wait for ever.
+            assert {"CPU": num_cpus, "GPU": num_gpus} == {"GPU": 0, **self.reserved[node]}
+            self.placed.append(node)
+            return SimpleNamespace(remote=function)
+
+        return SimpleNamespace(options=options)
+
+
+@pytest.mark.parametrize(("gpus", "processes"), [(8, 8), (0, 2)])
+def test_the_ray_job_starts_one_torchrun_on_each_node_for_one_run(gpus, processes, monkeypatch):
+    job = runpy.run_path(str(EXAMPLES / "ray_job.py"))
+    main, ray, started = job["main"], Ray([]), []
+
+    def run(command: list[str]) -> SimpleNamespace:
+        started.append(command)
+        return SimpleNamespace(returncode=len(started) - 1)
+
+    monkeypatch.setitem(main.__globals__, "ray", ray)
+    monkeypatch.setitem(main.__globals__, "placement_group", ray.group)
+    monkeypatch.setattr(subprocess, "run", run)
+    options = ["--gpus", str(gpus), *(["--processes", "2"] if not gpus else [])]
+    monkeypatch.setattr(
+        sys, "argv", ["ray_job.py", "--nodes", "2", *options, "extend", "recipe.yaml", "--resume"]
+    )
+    # The worst status is the job's.
+    assert main() == 1
+    # The address is that of the first node.
+    assert ray.placed == [0, 0, 1]
+    launches = []
+    for command in started:
+        split = command.index("ropewalk")
+        reads(command[split + 1 :])
+        parsed = get_args_parser().parse_args([*command[3:split], "ropewalk"])
+        launches.append(
+            (parsed.node_rank, parsed.nnodes, parsed.nproc_per_node, parsed.master_addr, parsed.module)
+        )
+    assert launches == [(node, "2", str(processes), "10.0.0.1", True) for node in range(2)]
+    assert len({part for command in started for part in command if "--master-port" in part}) == 1
