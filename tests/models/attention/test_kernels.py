@@ -7,7 +7,19 @@ import pytest
 import torch
 
 from ropewalk import PackedLayout
-from ropewalk.models.attention.kernels import FUNCTIONS, KEYWORDS, SINCE, boundary_keywords, kernel_parameters
+from ropewalk.models.attention.kernels import (
+    FUNCTIONS,
+    KEYWORDS,
+    SINCE,
+    Kernel,
+    boundary_keywords,
+    functions_replaced_by,
+    in_dry_run,
+    kernel_packages,
+    kernel_parameters,
+    missing_kernels,
+    played,
+)
 from ropewalk.models.attention.recurrent import mixers_of
 from ropewalk.models.config.layers import LIGHTNING, MIXERS, SHORT_CONVOLUTION
 from ropewalk.models.config.model import ModelConfig
@@ -168,3 +180,42 @@ def test_the_table_has_every_function_that_transformers_can_replace(family):
 def test_every_recurrence_is_decided():
     assert set(FUNCTIONS) == {mixer.recurrence for mixer in MIXERS.values()} - {LIGHTNING}
     assert kernel_parameters(None) == ()
+
+
+PACKAGES_OF = {
+    "qwen3_next": ("causal-conv1d", "flash-linear-attention"),
+    "kimi_linear": ("causal-conv1d", "flash-linear-attention"),
+    "bamba": ("causal-conv1d", "mamba-ssm"),
+    "lfm2": ("causal-conv1d",),
+    "minimax": (),
+    "llama": (),
+}
+
+
+@pytest.mark.parametrize("family", PACKAGES_OF)
+def test_packages_of_a_family_are_missing_until_each_of_its_functions_is_a_kernel(family, monkeypatch):
+    model = tiny_model(family, sharp=family in HYBRIDS)
+    config = ModelConfig.of(model.config)
+    assert kernel_packages(config) == missing_kernels(config) == PACKAGES_OF[family]
+    if PACKAGES_OF[family]:
+        standin_kernels.install(monkeypatch, type(mixer_of(model)), ["causal_conv1d_fn"])
+        assert missing_kernels(config) == PACKAGES_OF[family][1:]
+        standin_kernels.install(monkeypatch, type(mixer_of(model)))
+        assert missing_kernels(config) == ()
+
+
+def test_a_played_kernel_drops_arguments_that_it_lacks():
+    kernel = Kernel(lambda x, scale=1: x * scale)
+    assert kernel(2, scale=3, cu_seqlens=None) == 6
+    assert kernel_parameters(kernel) == ("x", "scale")
+
+
+def test_functions_are_played_within_the_context_alone():
+    def replacing(name, function, chunk, module):
+        return name, function, chunk, module
+
+    assert played("some", len) is len
+    with functions_replaced_by(replacing):
+        assert in_dry_run()
+        assert played("some", len, 8) == ("some", len, 8, None)
+    assert not in_dry_run()
