@@ -58,8 +58,8 @@ def test_runs_that_differ_by_seed_and_place_are_one_cell(tmp_path):
     ]
     cells = cells_of([read_finished(run) for run in runs])
     assert {name: sorted(cell) for name, cell in cells.items()} == {
-        "pattern=full": [0, 1],
-        "pattern=anchor": [0, 1],
+        "pattern full": [0, 1],
+        "pattern anchor": [0, 1],
     }
 
 
@@ -69,9 +69,22 @@ def test_recipes_that_differ_in_many_keys_are_named_by_their_folders():
     assert list(cells_of(runs)) == ["0", "1"]
 
 
+def test_a_key_that_differs_alike_in_all_stages_is_named_once():
+    def names(*recipes):
+        return list(cells_of([FinishedRun(Path(f"runs/{n}"), (), r, 0, None) for n, r in enumerate(recipes)]))
+
+    keys = ("stages.0.rope.rope_theta", "stages.1.rope.rope_theta")
+    alike = [dict.fromkeys(keys, base) for base in (1e4, 3e5)]
+    assert names(*alike) == ["base 1e4", "base 3e5"]
+    assert names(alike[0], {keys[0]: 2e4, keys[1]: 3e5}) == [
+        "stage 1 base 1e4, stage 2 base 1e4",
+        "stage 1 base 2e4, stage 2 base 3e5",
+    ]
+
+
 def test_evaluations_are_cells_of_their_own_by_folder():
     runs = [FinishedRun(Path(f"{name}/eval"), (), None, 0, None) for name in ("a", "b")]
-    assert list(cells_of(runs)) == ["eval", "b/eval"]
+    assert list(cells_of(runs)) == ["a/eval", "b/eval"]
 
 
 def test_the_same_run_twice_is_refused(tmp_path):

@@ -14,16 +14,17 @@ OUT = Path("out")
 def test_cells_are_all_combinations_with_each_seed_and_the_first_is_the_reference():
     grid = make_grid("demo", ["stages.*.pattern=full,anchor", "stages.0.steps=7,8"], 3, ["seed=5"], OUT)
     assert grid.cells == [
-        "pattern=full,steps=7",
-        "pattern=full,steps=8",
-        "pattern=anchor,steps=7",
-        "pattern=anchor,steps=8",
+        "pattern full, steps 7",
+        "pattern full, steps 8",
+        "pattern anchor, steps 7",
+        "pattern anchor, steps 8",
     ]
     assert grid.seeds == (5, 6, 7)
     assert len({run.folder for run in grid.runs}) == len(grid.runs) == 12
     for run in grid.runs:
         (stage,) = run.recipe.stages
-        assert run.cell == f"pattern={stage.pattern},steps={stage.steps}"
+        assert run.cell == f"pattern {stage.pattern}, steps {stage.steps}"
+        assert run.folder.parent.name == f"pattern={stage.pattern},steps={stage.steps}"
         assert (run.recipe.seed, run.recipe.output) == (run.seed, str(run.folder))
         assert run.recipe.data.cache == "out/data"
 
@@ -95,4 +96,5 @@ def test_names_are_short_unique_and_safe():
     for run in grid.runs:
         assert run.folder.parent.parent == OUT / "cells"
         assert len(run.cell) < 100
-        assert not set(run.cell) & set("/\\ ;*?'\"")
+        assert not {*run.cell, *run.folder.parent.name} & set("/\\;*?'\"")
+        assert " " not in run.folder.parent.name

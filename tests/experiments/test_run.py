@@ -94,12 +94,12 @@ def weights(out):
 def test_a_grid_has_a_run_for_each_cell_and_seed_and_one_conclusion(grid):
     out, result, _ = grid
     assert [(cell.name, cell.seeds) for cell in result.cells] == [
-        ("pattern=full", (0, 1)),
-        ("pattern=anchor", (0, 1)),
+        ("pattern full", (0, 1)),
+        ("pattern anchor", (0, 1)),
     ]
     assert len(set(weights(out).values())) == 4
     assert (result.failures, result.unfinished) == ((), 0)
-    assert {each.suite for each in result.differences["pattern=anchor"]} == {"perplexity", "passkey"}
+    assert {each.suite for each in result.differences["pattern anchor"]} == {"perplexity", "passkey"}
     assert json.loads((out / "comparison.json").read_text()) == result.to_json()
     # All runs read the same packed rows where the pattern does not matter for them.
     assert (out / "data").is_dir()
@@ -229,9 +229,7 @@ def test_no_other_cell_takes_the_place_of_a_reference_without_runs(missing):
 
 def test_a_bad_cell_is_refused_before_anything_runs(tmp_path):
     bad = settings(vary=("lift=[],[windows]",))
-    with pytest.raises(
-        RopewalkError, match=r"the runs with lift=-windows cannot start: lift\.0 is 'windows'"
-    ):
+    with pytest.raises(RopewalkError, match=r"the runs with lift windows cannot start: lift\.0 is 'windows'"):
         compare(bad, RunContext(output=tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

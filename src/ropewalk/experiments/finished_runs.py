@@ -10,12 +10,15 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.record import RESULTS, read_record
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.experiments.cell_names import STAGE, cell_names
 from ropewalk.io.files import parse_json
 from ropewalk.training.folder import METRICS, RECIPE, SUMMARY
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.update.peak_memory import GPU, PROCESS
 
+MOST_KEYS = 4
+"""Largest number of keys in the name of a cell."""
 NOT_COMPARED = ("output", "checkpoints", "trackers", "seed")
 """Keys of a recipe that make no other cell: where it writes, what it keeps, and the seed."""
 
@@ -134,16 +137,17 @@ def cells_of(runs: Sequence[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
             groups.append([run])
         else:
             group.append(run)
-    differing = _differing([group[0].recipe for group in groups])
+    # Two cells may differ only in keys that their names leave out, and then the folder tells them apart.
+    folders = [group[0].folder for group in groups]
+    short = [folder.name for folder in folders]
+    names = [
+        name if short.count(name) == 1 else str(folder) for name, folder in zip(short, folders, strict=True)
+    ]
+    if differing := _differing([group[0].recipe for group in groups]):
+        values = [[(group[0].recipe or {}).get(key) for key in differing] for group in groups]
+        names = cell_names(differing, values, names)
     found: dict[str, dict[int, FinishedRun]] = {}
-    for group in groups:
-        first = group[0]
-        name = first.folder.name
-        if first.recipe is not None and differing:
-            name = ",".join(f"{_last(key, differing)}={_word(first.recipe.get(key))}" for key in differing)
-        if name in found:
-            # Two groups may differ only in keys that their names leave out, and then the folder tells them apart.
-            name = str(first.folder)
+    for name, group in zip(names, groups, strict=True):
         cell = found.setdefault(name, {})
         for run in group:
             if run.seed in cell:
@@ -161,15 +165,10 @@ def _differing(recipes: Sequence[Mapping[str, Any] | None]) -> list[str]:
     if len(known) < len(recipes):
         return []
     keys = dict.fromkeys(key for recipe in known for key in recipe)
-    found = [key for key in keys if any(recipe.get(key) != known[0].get(key) for recipe in known)]
-    return found if len(found) <= 4 else []
-
-
-def _last(key: str, keys: Sequence[str]) -> str:
-    # The last part of a key names it, unless two keys share it, such as the contexts of two stages.
-    last = key.rpartition(".")[2]
-    return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
-
-
-def _word(value: Any) -> str:
-    return "none" if value is None else str(value)
+    found: dict[tuple[Any, ...], str] = {}
+    for key in keys:
+        values = [recipe.get(key) for recipe in known]
+        if any(value != values[0] for value in values):
+            # A key that was varied in every stage alike is named once.
+            found.setdefault((STAGE.sub("", key), *map(repr, values)), key)
+    return [*found.values()] if len(found) <= MOST_KEYS else []

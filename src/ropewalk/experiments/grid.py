@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from ropewalk.errors import RopewalkError
+from ropewalk.experiments.cell_names import cell_names
 from ropewalk.training import load_recipe
 from ropewalk.training.recipe.file import override_value
 from ropewalk.training.recipe.recipe import Recipe
@@ -90,7 +91,7 @@ class Run:
     """One run of a grid.
 
     Attributes:
-        cell: name of its cell.
+        cell: name of its cell, as tables and figures show it; its folder has a name of its own.
         seed: seed of the run.
         folder: output folder.
         recipe: its recipe.
@@ -181,16 +182,17 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
             f"--vary and --seeds give {len(combinations) * seeds:,} runs, but at most {MOST_RUNS:,} are allowed; give "
             "fewer values or seeds"
         )
-    names = _cell_names(varied, combinations)
+    folders = _folder_names(varied, combinations)
+    names = cell_names([each.key for each in varied], combinations, folders)
     runs = []
-    for name, combination in zip(names, combinations, strict=True):
+    for name, folder_name, combination in zip(names, folders, combinations, strict=True):
         assigned = [
             each
             for key, value in zip(varied, combination, strict=True)
             for each in key.assignments(value, values)
         ]
         for seed in numbers:
-            folder = output / "cells" / name / f"seed-{seed}"
+            folder = output / "cells" / folder_name / f"seed-{seed}"
             # Quoted, because an override is parsed as YAML and a path may contain its special characters.
             own = [f"seed={seed}", f"output={json.dumps(str(folder))}"]
             if not base.data.rows and base.data.cache is None:
@@ -206,8 +208,8 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
     return Grid(recipe, varied, numbers, tuple(runs), fixed)
 
 
-def _cell_names(varied: Sequence[Varied], combinations: Sequence[tuple[Any, ...]]) -> list[str]:
-    """Readable names that are safe as folders; a name that is too long or not unique ends in a digest."""
+def _folder_names(varied: Sequence[Varied], combinations: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Names that are readable and safe as folders; a name that is too long or not unique ends in a digest."""
     lasts = [each.key.rpartition(".")[2] for each in varied]
     keys = [last if lasts.count(last) == 1 else each.key for last, each in zip(lasts, varied, strict=True)]
     plain = [
