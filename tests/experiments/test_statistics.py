@@ -222,6 +222,11 @@ def test_a_mean_over_seeds_has_positions_and_counts_distinct_texts(texts, distin
     assert mean.details["n_tokens"] == 200 * distinct
     (difference,) = differences({"a": cell, "b": cell})["b"]
     assert difference.n == distinct
+    for spread, *of_seeds in zip(
+        mean.details["position_spreads"], *(results[0].positions for results in cell.values()), strict=True
+    ):
+        found = sorted(each.perplexity for each in of_seeds)
+        assert spread == {"min": found[0], "max": found[-1]}
     for number, found in enumerate(mean.positions):
         of_seeds = [results[0].positions[number].perplexity for results in cell.values()]
         assert found.perplexity == pytest.approx(math.exp(np.log(of_seeds).mean()))
@@ -255,6 +260,7 @@ def test_seeds_with_other_bins_or_an_empty_bin_have_a_mean_all_the_same():
     cell = {seed: [replace(each, positions=(each.positions[0], empty))] for seed, each in enumerate((a, b))}
     (mean,) = means_over_seeds(cell)
     assert math.isnan(mean.positions[1].perplexity)
+    assert mean.details["position_spreads"][1] == {"min": None, "max": None}
     assert mean.positions[1].n_tokens == 0
 
 

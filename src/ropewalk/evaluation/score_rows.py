@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from ropewalk.evaluation.results import TaskResult, Unit
@@ -119,7 +120,8 @@ def _rows(when: str, result: TaskResult) -> Iterator[ScoreRow]:
     if "published" in facts:
         ends = _ends(facts.get("published_ci95", (None, None)))
         yield replace(whole, value=or_nan(facts["published"]), ci95=ends, metric=PUBLISHED, note="")
-    for part in result.positions:
+    # Only means over seeds have spreads.
+    for part, spread in zip_longest(result.positions, facts.get("position_spreads", ())):
         yield replace(
             whole,
             value=part.perplexity,
@@ -127,7 +129,7 @@ def _rows(when: str, result: TaskResult) -> Iterator[ScoreRow]:
             n=part.n_windows,
             note="",
             cell=(part.start, part.end),
-            facts={"n_tokens": part.n_tokens},
+            facts={"n_tokens": part.n_tokens} | ({"spread": spread} if spread else {}),
         )
     for each in facts.get("depths", ()):
         ends = _ends(each.get("ci95", (None, None)))

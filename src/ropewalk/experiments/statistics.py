@@ -78,7 +78,8 @@ def means_over_seeds(cell: Seeds) -> list[TaskResult]:
 
     Perplexities are averaged on the logarithmic scale. The interval is Student's over seeds; its variance is at least
     that of the samples. ``n`` counts distinct samples: a text that several seeds have measured is one. Perplexities
-    have their position bins, if all seeds have the same. Tasks that did not run with every seed are left out.
+    have their position bins, if all seeds have the same, and then ``position_spreads`` in their details has the lowest
+    and the highest seed in each bin. Tasks that did not run with every seed are left out.
     """
     if len(cell) == 1:
         return [result for results in cell.values() for result in results]
@@ -97,6 +98,9 @@ def means_over_seeds(cell: Seeds) -> list[TaskResult]:
         spread = _Spread(float(values.mean()), variance, len(values) - 1)
         score, ci95 = _in_unit(spread, first.unit)
         details: dict[str, Any] = {"seeds": sorted(results)}
+        positions, spreads = _mean_positions([*results.values()], samples)
+        if positions:
+            details["position_spreads"] = spreads
         if first.positions:
             of_text = zip(chain(*samples), chain(*(weights for _, weights in strata)), strict=True)
             details["n_tokens"] = int(sum(dict(of_text).values()))
@@ -107,7 +111,7 @@ def means_over_seeds(cell: Seeds) -> list[TaskResult]:
                 score,
                 ci95,
                 details=details,
-                positions=_mean_positions(list(results.values()), samples),
+                positions=positions,
                 unit=first.unit,
             )
         )
@@ -265,18 +269,25 @@ def _samples(result: TaskResult) -> list[Hashable]:
 
 def _mean_positions(
     results: Sequence[TaskResult], samples: Sequence[Sequence[Hashable]]
-) -> tuple[PositionBin, ...]:
-    """Mean of each position bin over seeds, as of the whole perplexity; none if the seeds have different bins."""
+) -> tuple[tuple[PositionBin, ...], list[dict[str, float | None]]]:
+    """Mean of each position bin over seeds, as of the whole perplexity, and the lowest and highest seed in it.
+
+    None if the seeds have different bins.
+    """
     edges = {tuple((each.start, each.end) for each in result.positions) for result in results}
     if len(edges) > 1:
-        return ()
+        return (), []
     distinct, total = len({*chain(*samples)}), sum(map(len, samples))
-    found = []
+    found: list[PositionBin] = []
+    spreads: list[dict[str, float | None]] = []
     for bins in zip(*(result.positions for result in results), strict=True):
         perplexity, ci95 = math.nan, NO_INTERVAL
+        spread: dict[str, float | None] = {"min": None, "max": None}
         # A bin at the very end of the rows has no target.
         if all(math.isfinite(each.perplexity) for each in bins):
-            nats = np.log([each.perplexity for each in bins])
+            of_seeds = [each.perplexity for each in bins]
+            spread = {"min": min(of_seeds), "max": max(of_seeds)}
+            nats = np.log(of_seeds)
             seeds = float(nats.var(ddof=1)) / len(nats)
             of_samples = [_variance_of(each) for each in bins]
             own = sum(of_samples) / len(of_samples) ** 2
@@ -288,7 +299,8 @@ def _mean_positions(
             for counts in zip(*((each.n_tokens, each.n_windows) for each in bins), strict=True)
         )
         found.append(PositionBin(bins[0].start, bins[0].end, n_tokens, n_windows, perplexity, ci95))
-    return tuple(found)
+        spreads.append(spread)
+    return tuple(found), spreads
 
 
 def _variance_of(position: PositionBin) -> float:

@@ -105,3 +105,9 @@ def signed(value: float) -> str:
 def counts_text(counts: Iterable[int]) -> str:
     """Format sample counts: one number if all models agree, otherwise all distinct numbers."""
     return " / ".join(f"{count:,}" for count in dict.fromkeys(counts)) or MISSING
+
+
+def counted(counts: Iterable[int], thing: str) -> str:
+    """Format sample counts with their noun: ``1 sample``, ``2,000 samples``, ``20 / 40 samples``."""
+    text = counts_text(counts)
+    return f"{text} {thing}{'' if text == '1' else 's'}"

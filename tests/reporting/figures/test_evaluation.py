@@ -122,6 +122,7 @@ EDGES = [
     (differences, {"differences": DIFFERENCES[:1]}),
     (differences, {"differences": [difference(LONG, n - 20, 3) for n in range(40)]}),
     (differences, {"names": ("base", "extended to 128k")}),
+    (differences, {"names": (f"{LONG} 1", f"{LONG} 2")}),
     (
         positions,
         {"series": [perplexity([5.0 * 4**n for n in range(8)], [0, *(8192 * 2**n for n in range(8))])]},

@@ -108,7 +108,7 @@ def test_it_says_what_was_trained_and_measured():
         "- Precision: bfloat16",
         "| perplexity | 2,048 | 16 | 32,000 | 3.21 | 3.04 to 3.37 | 2.49 | 2.36 to 2.61 |",
         "| passkey | 1,024 | 20 | – | 5.0 % | 0.9 to 23.6 % | 95.0 % | 76.4 to 99.1 % |",
-        "| passkey | 1k | 20 | 5.0 | 95.0 | +90.0 |",
+        "| passkey | 1,024 | 20 | 5.0 | 95.0 | +90.0 |",
         "- sig.: significant, p below 0.05 after Holm's correction",
         "vllm serve path/to/this/folder --max-model-len 1024",
         "- vLLM reads it",

@@ -6,13 +6,15 @@ from pathlib import Path
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.experiments.run import Cell, ExperimentResult, Failure
+from ropewalk.experiments.statistics import means_over_seeds
 from ropewalk.reporting.scores.experiments import (
     describe_experiment,
     experiment_figures,
     experiment_tables,
     report_experiment,
 )
-from tests.reporting.axes_cases import panels
+from tests.reporting.axes_cases import boxes, only, panels
+from tests.reporting.reporting_cases import perplexity
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
@@ -38,7 +40,7 @@ def test_the_conclusion_comes_first_and_failures_are_named():
     lines = [str(part) for part in describe_experiment(RESULT, (Path("out/report.html"),))]
     assert lines[0] == "One sentence."
     assert any(line.startswith("failed   anchor, seed 2:") and "\x1b" not in line for line in lines)
-    assert any("1 runs are not finished" in line for line in lines)
+    assert any("1 run is not finished; run the same command again to resume it" in line for line in lines)
     assert lines[-1] == "report   out/report.html"
 
 
@@ -49,6 +51,50 @@ def test_a_table_of_scores_one_of_differences_and_one_of_cost():
     assert titles[2].startswith("Cells")
     assert "1,234" in str(experiment_tables(RESULT)[2].rows)
     assert not any("memory" in heading for heading in experiment_tables(RESULT)[2].header)
+
+
+def test_differences_over_seeds_name_their_own_test():
+    table = experiment_tables(RESULT)[1]
+    assert "paired by seed and sample" in table.title
+    assert any("Student's t distribution" in note for note in table.notes)
+    assert not any("permutation" in note for note in table.notes)
+
+
+def test_short_times_keep_three_digits():
+    def hours(value):
+        cells = tuple(replace(each, hours=value) for each in RESULT.cells)
+        return experiment_tables(replace(RESULT, cells=cells))[2].rows[0][2]
+
+    assert [hours(value) for value in (0.004168, 0.1234, 12.34, 1234.5)] == [
+        "0.00417",
+        "0.123",
+        "12.3",
+        "1,234",
+    ]
+
+
+def test_perplexity_by_position_is_a_figure_for_any_number_of_seeds():
+    def of(seeds):
+        results = {seed: [perplexity([5.0 + seed, 7.0 - seed], [0, 128, 256])] for seed in seeds}
+        samples = [{"index": 0, "nats": 6.0, "tokens": 3}, {"index": 1, "nats": 7.0, "tokens": 3}]
+        results = {seed: [replace(each, samples=samples)] for seed, (each,) in results.items()}
+        return Cell("c", tuple(seeds), tuple(means_over_seeds(results)), None, None)
+
+    def drawn(*cells):
+        figures = experiment_figures(replace(RESULT, cells=cells, differences={}))
+        # One length alone has no figure by length.
+        assert list(figures) == ["perplexity-by-position.png"]
+        return figures["perplexity-by-position.png"]
+
+    figure = drawn(of(range(3)))
+    assert [box[2:] for box in boxes(only(figure))] == [(5.0, 7.0), (5.0, 7.0)]
+    assert "from the lowest to the highest seed." in figure.caption
+    assert figure.title.endswith("mean over seeds")
+    alone = drawn(of([0]))
+    assert "Bands are 95 % intervals over sequences." in alone.caption
+    assert "seeds" not in alone.title
+    mixed = drawn(of(range(2)), replace(of([0]), name="d"))
+    assert "with one seed, they are 95 % intervals over sequences" in mixed.caption
 
 
 def test_memory_is_a_cost_that_says_of_what():
@@ -82,6 +128,7 @@ def test_names_are_text_on_the_page(tmp_path):
     text = page.read_text()
     assert "<script>" not in text
     assert "\x1b" not in text
+    assert "full (3 seeds)" in text
     assert '<p class="lead">One sentence.</p>' in text
     assert text.index("One sentence.") < text.index("<dl>")
     assert all(picture.is_file() for picture in pictures)

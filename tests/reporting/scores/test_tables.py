@@ -308,20 +308,20 @@ def test_means_over_checkpoints_say_how_far_they_lie_apart() -> None:
     assert table.notes == ("checkpoints: checkpoint-40, checkpoint-50, checkpoint-60",)
     assert table.header == ("task", "length", "samples", "unit", "mean", "std dev", "lowest to highest")
     assert table.rows == (
-        ("passkey", "4k", "20", "%", "50.0", "10.0", "40.0 to 60.0"),
-        ("ruler overall", "8k", "20", "%", "50.0", "–", "40.0 to 40.0"),
+        ("passkey", "4,096", "20", "%", "50.0", "10.0", "40.0 to 60.0"),
+        ("ruler overall", "8,192", "20", "%", "50.0", "–", "40.0 to 40.0"),
     )
 
 
 def test_comparison_says_what_is_real_and_what_was_not_compared() -> None:
     table = comparison_table(DIFFERENCES)
     assert table.rows[1] == (
-        *("niah_multikey_2", "128k", "100", "80.0", "67.7"),
+        *("niah_multikey_2", "131,072", "100", "80.0", "67.7"),
         *("-12.3", "-16.3 to -8.3", "<0.001", "<0.001", "yes"),
     )
     assert table.rows[0][-4:] == ("-1.5 to +2.5", "0.300", "0.600", "no")
-    assert table.rows[3] == ("qa_1", "4k", "–", "80.0", "–", "–", "–", "–", "–", "–¹")
-    assert table.rows[6][:6] == ("perplexity sliding", "8k", "7", "8.12", "7.84", "-3.4 %")
+    assert table.rows[3] == ("qa_1", "4,096", "–", "80.0", "–", "–", "–", "–", "–", "–¹")
+    assert table.rows[6][:6] == ("perplexity sliding", "8,192", "7", "8.12", "7.84", "-3.4 %")
     assert "Bonett and Price" in table.notes[1]
     assert "Student" in table.notes[1]
     assert table.notes[2] == f"¹ not compared: not run in B: {NO_QUESTIONS}"
@@ -341,7 +341,7 @@ def test_comparison_of_real_results() -> None:
     table = comparison_table(compare([result(10)], [result(40)]), ("base", "longer"))
     assert table.title == "Change from base to longer in percentage points, paired by sample, 95 % interval"
     (found,) = table.rows
-    assert found[:6] == ("passkey", "4k", "50", "20.0", "80.0", "+60.0")
+    assert found[:6] == ("passkey", "4,096", "50", "20.0", "80.0", "+60.0")
     assert found[-1] == "yes"
 
 

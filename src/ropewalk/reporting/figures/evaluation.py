@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.score_rows import OVERALL, ScoreRow, by_task, task_words
+from ropewalk.evaluation.score_rows import OVERALL, ScoreRow, by_task, or_nan, task_words
 from ropewalk.evaluation.statistics import NO_INTERVAL, Interval
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting import style
@@ -79,6 +79,8 @@ NAME_INCHES = 0.16
 """Height of one line of a name."""
 NUMBERED_COLUMNS, NUMBERED_ROWS = 14, 25
 MOST_DEPTHS = 21
+MOST_IN_AXIS = 50
+"""Largest number of characters of two names in the label of an axis."""
 
 
 def score_figure(
@@ -175,7 +177,7 @@ def curve_figure(scores: Mapping[int, Rows], title: str = "") -> Figure:
     every = [row for rows in scores.values() for row in rows]
     if not any(map(_is_known, every)):
         raise RopewalkError("there is no score from an evaluation during training to draw")
-    caption = f"95 % bands, {_range(sorted({row.n for row in every}))} samples per point."
+    caption = f"95 % bands, {_counted(sorted({row.n for row in every}), 'sample')} per point."
     if len({(row.task, row.length) for row in every}) > style.MOST_LINES:
         scores, caption = {step: _means(rows) for step, rows in scores.items()}, "Mean over all tasks."
         # Where there are too many, the longest lengths are what a run is watched for.
@@ -218,14 +220,17 @@ def _line_name(row: ScoreRow) -> str:
 
 
 def perplexity_figure(rows: Rows, trained_length: int | None = None, title: str = "") -> Figure:
-    """Draw perplexity by position as step lines with 95 % bands, one line per model.
+    """Draw perplexity by position as step lines with bands, one line per model.
+
+    Bands are 95 % intervals; for a mean over seeds, which few seeds give a very wide interval, they reach from the
+    lowest to the highest seed.
 
     Args:
         rows: scores of sequences of one length; those by position are drawn.
         trained_length: trained length in tokens, marked if given.
     """
     sequences = sorted({row.n for row in rows if row.ran and row.is_whole})
-    series = _by_model(row for row in rows if row.cell is not None)
+    series = _by_model(_with_spread(row) for row in rows if row.cell is not None)
     cells = [row for own in series.values() for row in own]
     if not any(map(_is_known, cells)):
         raise RopewalkError("there is no finite perplexity to draw")
@@ -254,11 +259,25 @@ def perplexity_figure(rows: Rows, trained_length: int | None = None, title: str 
         side = beside(trained_length == edges[-1])
         rule(axes, trained_length, f"trained length {length_text(trained_length)}", side)
     caption = (
-        f"Perplexity of the tokens in each range of positions, over {_range(sequences)} sequences. Bands are 95 % "
-        "intervals over sequences."
+        f"Perplexity of the tokens in each range of positions, over {_counted(sequences, 'sequence')}. "
+        f"{_bands_words(['spread' in row.facts for row in cells])}"
     )
     told = (_told_positions(name, found) for name, found in series.items())
     return complete([axes], title, caption, told, keys=[] if _has_end_labels(series) else [axes])
+
+
+def _with_spread(row: ScoreRow) -> ScoreRow:
+    """The row with the range of the seeds as its band, if it is a mean over seeds."""
+    spread = row.facts.get("spread")
+    return row if spread is None else replace(row, ci95=(or_nan(spread["min"]), or_nan(spread["max"])))
+
+
+def _bands_words(are_means: Sequence[bool]) -> str:
+    intervals, seeds = "95 % intervals over sequences", "from the lowest to the highest seed"
+    if not any(are_means):
+        return f"Bands are {intervals}."
+    others = "" if all(are_means) else f"; with one seed, they are {intervals}"
+    return f"Lines are means over seeds, and bands reach {seeds}{others}."
 
 
 def _told_positions(name: str, rows: Rows) -> str:
@@ -430,7 +449,10 @@ def difference_figure(
         grid="x",
     )
     for axes, unit, group in zip(panels, units, groups, strict=True):
-        _draw_forest(axes, group, f"{names[1]} minus {names[0]} ({UNITS[unit]})")
+        words = f"{names[1]} minus {names[0]}"
+        # The title names both; here, long names would be cut off at the edges of the figure.
+        words = words if len(words) <= MOST_IN_AXIS else "difference"
+        _draw_forest(axes, group, f"{words} ({UNITS[unit]})")
     # Only the first panel has a key, because filled points mean the same in every panel.
     for real, words in ((True, "significant"), (False, "not significant")):
         if any(each.real == real for each in plotted):
@@ -580,7 +602,7 @@ def _note_not_run(axes: Axes, rows: Rows, size: float) -> None:
 
 
 def _samples_words(rows: Rows) -> str:
-    words = f"{_range(sorted({row.n for row in rows}))} samples per point, with 95 % intervals."
+    words = f"{_counted(sorted({row.n for row in rows}), 'sample')} per point, with 95 % intervals."
     if any(_band_of(row) != row.ci95 for row in rows if _is_finite(row.ci95)):
         words += " No interval is drawn where it is 0 to 100 %, because there are too few samples or seeds."
     return words
@@ -588,6 +610,10 @@ def _samples_words(rows: Rows) -> str:
 
 def _range(counts: Sequence[int]) -> str:
     return f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+
+
+def _counted(counts: Sequence[int], thing: str) -> str:
+    return f"{_range(counts)} {thing}{'' if list(counts) == [1] else 's'}"
 
 
 def _missing_words(rows: Rows, models: bool, tasks: bool) -> list[str]:

@@ -103,10 +103,7 @@ def _suite_figures(
     kind = suite.figure if suite else "by length"
     tasks = {task: own for task, own in by_task(rows).items() if any(row.ran for row in own)}
     if kind == "by position":
-        known = [row for row in rows if row.cell is not None and math.isfinite(row.value)]
-        longest = max((row.length or 0 for row in known), default=None)
-        if longest is not None:
-            own = [row for row in rows if row.task == name and (row.length or 0) == longest]
+        if own := longest_by_position(name, rows):
             yield name, perplexity_figure(own, _trained(own), f"{model}perplexity by position")
     elif kind == "by depth":
         # Behind a server, the teacher-forced task of the suite does not run.
@@ -125,6 +122,16 @@ def _suite_figures(
                 title = f"{model}{name}{haystack_words(own)}{'' if is_main else f', {task}'}"
                 figure = score_figure(own, _trained(own), title, threshold)
                 yield name if is_main else f"{name}-{task}", figure
+
+
+def longest_by_position(name: str, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
+    """Scores of a suite by position at the longest length with any; none if its figure is of another kind."""
+    suite = BY_NAME.get(name)
+    known = [row for row in rows if row.cell is not None and math.isfinite(row.value)]
+    if not known or suite is None or suite.figure != "by position":
+        return []
+    longest = max(row.length or 0 for row in known)
+    return [row for row in rows if row.task == name and (row.length or 0) == longest]
 
 
 def _trained(rows: Sequence[ScoreRow]) -> int | None:

@@ -7,15 +7,16 @@ from pathlib import Path
 
 from rich.text import Text
 
-from ropewalk.evaluation.score_rows import by_suite, by_task, score_rows
+from ropewalk.evaluation.score_rows import ScoreRow, by_suite, by_task, score_rows
 from ropewalk.experiments.run import Cell, ExperimentResult
 from ropewalk.reporting.figures.drawing import Figure
-from ropewalk.reporting.figures.evaluation import difference_figure, score_figure
+from ropewalk.reporting.figures.evaluation import difference_figure, perplexity_figure, score_figure
 from ropewalk.reporting.page import Page, Picture, write_page
+from ropewalk.reporting.scores.evaluation import longest_by_position
 from ropewalk.reporting.scores.tables import comparison_table, evaluation_tables
 from ropewalk.reporting.shown_text import shown
-from ropewalk.reporting.style import MOST_LINES
-from ropewalk.reporting.tables import Part, ResultTable
+from ropewalk.reporting.style import MOST_LINES, number_text
+from ropewalk.reporting.tables import Part, ResultTable, counted
 
 REPORT = "report.html"
 GIB = 2**30
@@ -36,7 +37,7 @@ def cost_table(cells: Sequence[Cell]) -> ResultTable:
         (
             shown(cell.name),
             str(len(cell.seeds)),
-            "" if cell.hours is None else f"{cell.hours:.2f}",
+            "" if cell.hours is None else number_text(cell.hours),
             "" if cell.tokens_per_second is None else f"{cell.tokens_per_second:,.0f}",
             *("" if not found[number] else f"{(found[number] or 0) / GIB:.2f}" for _, found in memory),
         )
@@ -53,21 +54,20 @@ def experiment_tables(result: ExperimentResult) -> list[ResultTable]:
     tables = evaluation_tables(series)
     for name, found in result.differences.items():
         if found:
-            tables.append(comparison_table(list(found), (reference, shown(name))))
+            tables.append(comparison_table(list(found), (reference, shown(name)), over_seeds=True))
     return [*tables, cost_table(result.cells)]
 
 
 def experiment_figures(result: ExperimentResult) -> dict[str, Figure]:
     """One figure of scores by length for each suite, and one of differences for each cell, by file name."""
     figures: dict[str, Figure] = {}
+    over = ", mean over seeds" if any(len(cell.seeds) > 1 for cell in result.cells) else ""
     rows = score_rows({shown(cell.name): cell.results for cell in result.cells})
     measured = {(row.suite, row.task) for row in rows if row.ran and row.length is not None}
     # Beyond this, lines cannot be told apart; the tables show every cell.
     if len(result.cells) <= MOST_LINES:
         for suite, own in by_suite(row for row in rows if (row.suite, row.task) in measured).items():
-            tasks = by_task(own)
-            words = suite if len(tasks) > 1 else own[0].name
-            figures[f"{suite}.png"] = score_figure(own, title=f"{words}, mean over seeds")
+            figures |= _suite_figures(suite, own, over)
     for number, (name, found) in enumerate(result.differences.items(), start=1):
         if any(each.reason is None for each in found):
             names = (shown(result.reference), shown(name))
@@ -75,6 +75,22 @@ def experiment_figures(result: ExperimentResult) -> dict[str, Figure]:
             figures[f"difference-{number}.png"] = difference_figure(
                 found, f"{names[1]} against {names[0]}", names
             )
+    return figures
+
+
+def _suite_figures(suite: str, rows: Sequence[ScoreRow], over: str) -> dict[str, Figure]:
+    """Figures of one suite: scores by length, and perplexity by position where it was measured."""
+    figures, rest = {}, list(rows)
+    if by_position := longest_by_position(suite, rows):
+        figures[f"{suite}-by-position.png"] = perplexity_figure(
+            by_position, title=f"{suite} by position{over}"
+        )
+        # One length alone is a point, of which the figure by position says more.
+        if len({row.length for row in rows if row.task == suite}) == 1:
+            rest = [row for row in rows if row.task != suite]
+    if rest:
+        words = suite if len(by_task(rest)) > 1 else rest[0].name
+        figures[f"{suite}.png"] = score_figure(rest, title=f"{words}{over}")
     return figures
 
 
@@ -99,12 +115,12 @@ def report_experiment(result: ExperimentResult, out: Path) -> tuple[Path, ...]:
     ]
     facts: dict[str, object] = {
         "Reference": result.reference,
-        "Cells": ", ".join(f"{cell.name} ({len(cell.seeds)} seeds)" for cell in result.cells),
+        "Cells": ", ".join(f"{cell.name} ({counted([len(cell.seeds)], 'seed')})" for cell in result.cells),
     }
     if limit := _limit(result):
         facts["Limit"] = limit
     if result.unfinished:
-        facts["Not finished"] = f"{result.unfinished} runs"
+        facts["Not finished"] = counted([result.unfinished], "run")
     if result.failures:
         facts["Failed"] = "; ".join(
             f"{each.cell}, seed {each.seed}: {each.reason}" for each in result.failures
@@ -127,6 +143,10 @@ def describe_experiment(result: ExperimentResult, files: Sequence[Path]) -> Iter
     for each in result.failures:
         yield Text(f"failed   {each.cell}, seed {each.seed}: {shown(each.reason)} (log: {each.log})")
     if result.unfinished:
-        yield Text(f"{result.unfinished} runs are not finished; run the same command again to resume them")
+        one = result.unfinished == 1
+        yield Text(
+            f"{counted([result.unfinished], 'run')} {'is' if one else 'are'} not finished; run the same command "
+            f"again to resume {'it' if one else 'them'}"
+        )
     for path in files:
         yield Text(f"{'report' if path.suffix == '.html' else 'picture':8} {path}")

@@ -31,6 +31,7 @@ from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import (
     ResultTable,
+    counted,
     counts_text,
     interval,
     marks_of,
@@ -231,9 +232,10 @@ def position_tables(models: Sequence[str], rows: Sequence[ScoreRow]) -> list[Res
     for length in lengths:
         own = [row for row in rows if row.length == length]
         counts = [row.n for row in own if row.ran and row.cell is None]
-        sequences = f" in {counts_text(counts)} sequences" if counts else ""
+        sequences = f" in {counted(counts, 'sequence')}" if counts else ""
         tokens = "" if length is None else f" of {length:,} tokens"
-        title = f"Perplexity by position{sequences}{tokens}, with 95 % interval over sequences"
+        over = "seeds and sequences" if any("spread" in row.facts for row in own) else "sequences"
+        title = f"Perplexity by position{sequences}{tokens}, with 95 % interval over {over}"
         tables.append(list_table(title, models, own, ("cell",), counted=""))
     return tables
 
@@ -362,7 +364,7 @@ def _grid(
     everywhere = set().union(*by_column)
     header = [corner, *heads]
     if len(everywhere) == 1:
-        title += f"; {everywhere.pop():,} samples per {corner} and length"
+        title += f"; {counted(everywhere, 'sample')} per {corner} and length"
     elif all(len(found) <= 1 for found in by_column):
         named = zip(heads, by_column, strict=True)
         header = [corner, *(f"{name}, n {min(found):,}" if found else name for name, found in named)]
@@ -437,7 +439,7 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def comparison_table(
-    differences: Sequence[ScoreDifference], names: tuple[str, str] = ("A", "B")
+    differences: Sequence[ScoreDifference], names: tuple[str, str] = ("A", "B"), over_seeds: bool = False
 ) -> ResultTable:
     """Table of paired differences between two evaluations, B minus A.
 
@@ -445,6 +447,7 @@ def comparison_table(
         differences: differences from ``ropewalk.evaluation.comparison.compare``, in percentage points or in percent of
             A's perplexity.
         names: names of A and B.
+        over_seeds: whether they are differences between cells of a comparison, which are tested in another way.
     """
     marks = marks_of(map(_note, differences))
     # The notes explain only the units that occur.
@@ -460,8 +463,12 @@ def comparison_table(
         f"95 %: {', '.join(intervals[unit] for unit in units)}; p: permutation test that exchanges {names[0]} and "
         f"{names[1]} within samples"
     )
+    paired = "paired by sample"
+    if over_seeds:
+        paired = "paired by seed and sample"
+        methods = "95 % and p: Student's t distribution, with the variation between seeds and between samples"
     return ResultTable(
-        f"Change from {names[0]} to {names[1]}{f' {measure}' if measure else ''}, paired by sample, 95 % interval",
+        f"Change from {names[0]} to {names[1]}{f' {measure}' if measure else ''}, {paired}, 95 % interval",
         ("task", "length", "samples", *names, "change", "95 %", "p", "adjusted", "sig."),
         tuple(_comparison_row(each, marks) for each in differences),
         notes=(corrected, *([methods] if units else []), *note_lines(marks)),
@@ -474,7 +481,7 @@ def _comparison_row(each: ScoreDifference, marks: Mapping[str, str]) -> tuple[st
     real = MISSING if each.reason or math.isnan(each.p_adjusted) else "yes" if each.real else "no"
     return (
         task_words(each.suite, each.task),
-        MISSING if each.length is None else format_length(each.length),
+        MISSING if each.length is None else f"{each.length:,}",
         f"{each.n:,}" if each.n else MISSING,
         style(each.score_a),
         style(each.score_b),
@@ -518,7 +525,7 @@ def _checkpoint_row(row: ScoreRow) -> tuple[str, ...]:
     spread = row.facts.get("spread", {})
     return (
         row.name,
-        MISSING if row.length is None else format_length(row.length),
+        MISSING if row.length is None else f"{row.length:,}",
         f"{row.n:,}",
         "%" if row.unit == "percent" else row.unit,
         style(row.value),
