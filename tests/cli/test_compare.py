@@ -17,7 +17,7 @@ def test_finished_runs_are_compared_and_the_conclusion_comes_first(capsys, runs)
     assert program.main(["compare", *runs]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.startswith(
-        "No difference from pattern=full is more than chance (1 tested); each cell has one seed"
+        "No difference from pattern full is more than chance (1 tested); each cell has one seed"
     )
     assert "Cells and what a run of each cost" in shown
 
@@ -26,7 +26,7 @@ def test_a_page_and_figures_lie_in_the_folder(capsys, runs, tmp_path):
     out = tmp_path / "out"
     assert program.main(["compare", *runs, "--out", str(out), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert [cell["name"] for cell in result["cells"]] == ["pattern=full", "pattern=anchor"]
+    assert [cell["name"] for cell in result["cells"]] == ["pattern full", "pattern anchor"]
     assert json.loads((out / "comparison.json").read_text()) == result
     page = (out / "report.html").read_text()
     assert result["conclusion"] in page
