@@ -71,7 +71,7 @@ class Comparison:
 
     Attributes:
         vary, overrides: as for ``ropewalk compare``.
-        reference: the cell that the others are compared with, as a part of its name; None for the first.
+        reference: the folder of the cell that the others are compared with; None for the first.
     """
 
     vary: tuple[str, ...]
@@ -123,11 +123,11 @@ def compared(comparison: Comparison, seeds: int, jobs: int, out: Path) -> Experi
     return compare(CompareSettings(what=tuple(map(str, [*first, *others]))), RunContext())
 
 
-def by_depth(folder: Path) -> dict[str, list[float]]:
+def by_depth(folders: Sequence[Path]) -> dict[str, list[float]]:
     """Passkeys that a cell's runs found, in percent, by length and third of the text in which they stand."""
     scores: dict[tuple[int, int], list[float]] = {}
-    for file in sorted(folder.glob("seed-*/predictions-after.jsonl")):
-        for line in file.read_text().splitlines():
+    for folder in folders:
+        for line in (folder / "predictions-after.jsonl").read_text().splitlines():
             answer = json.loads(line)
             if answer["suite"] == "passkey":
                 third = min(2, int(3 * answer["details"]["depth"]))
@@ -141,8 +141,8 @@ def by_depth(folder: Path) -> dict[str, list[float]]:
     }
 
 
-def table(result: ExperimentResult, out: Path) -> dict[str, Any]:
-    """What a result file keeps of a comparison in a folder."""
+def table(result: ExperimentResult) -> dict[str, Any]:
+    """What a result file keeps of a comparison."""
     values = result.to_json()
     return {
         "conclusion": values["conclusion"],
@@ -152,8 +152,7 @@ def table(result: ExperimentResult, out: Path) -> dict[str, Any]:
                 "name": cell["name"],
                 "seeds": cell["seeds"],
                 "hours": cell["hours"],
-                # A comparison of finished runs reads 10000 as a number and names the cell 10000.0.
-                "passkeys_by_third_of_the_text": by_depth(out / "cells" / cell["name"].removesuffix(".0")),
+                "passkeys_by_third_of_the_text": by_depth([Path(folder) for folder in cell["folders"]]),
                 "scores": {
                     f"{each['task']} {each['length']}": [
                         round(value, 2) for value in (each["score"], *each["ci95"])
@@ -190,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.small:
             comparison = replace(comparison, overrides=(*comparison.overrides, *SMALL))
         out = options.runs / name
-        grids[name] = table(compared(comparison, options.seeds, options.jobs, out), out)
+        grids[name] = table(compared(comparison, options.seeds, options.jobs, out))
     write(f"embedded_{options.question}", {"recipe": RECIPE, "grids": grids}, options)
 
 

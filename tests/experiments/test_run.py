@@ -196,9 +196,9 @@ def test_a_run_that_fails_ends_no_other(grid, forked, tmp_path):
     shutil.copytree(grid[0] / "cells/pattern=full/seed-0", other.folder)
     result = compare(settings(vary=vary, seeds=1), RunContext(output=out))
     (failure,) = result.failures
-    assert failure.cell == failing.cell == "learning_rate=1.0e+30"
+    assert failure.cell == failing.cell == "lr 1e30"
     assert "not finite" in failure.reason
-    assert [cell.name for cell in result.cells] == ["learning_rate=0.0001"]
+    assert [cell.name for cell in result.cells] == ["lr 0.0001"]
     # The cell that is left is no reference.
     assert (result.reference, result.differences) == (failing.cell, {})
     assert result.conclusion == f"Nothing is compared: the reference {failing.cell} has no finished run."
@@ -207,9 +207,9 @@ def test_a_run_that_fails_ends_no_other(grid, forked, tmp_path):
 @pytest.mark.slow
 def test_a_share_is_run_apart_and_gathered_by_a_later_call(grid):
     share = grid[2]
-    assert [(cell.name, cell.seeds) for cell in share.cells] == [("pattern=anchor", (0,))]
-    assert (share.reference, share.unfinished) == ("pattern=full", 3)
-    assert "pattern=full has no finished run" in share.conclusion
+    assert [(cell.name, cell.seeds) for cell in share.cells] == [("pattern anchor", (0,))]
+    assert (share.reference, share.unfinished) == ("pattern full", 3)
+    assert "pattern full has no finished run" in share.conclusion
 
 
 @pytest.mark.parametrize("missing", ["full", "anchor", "reset"])
@@ -222,6 +222,7 @@ def test_no_other_cell_takes_the_place_of_a_reference_without_runs(missing):
         if name != missing
     }
     result = run._compared(None, "full", cells, [], 1)
+    assert [cell.folders for cell in result.cells] == [(Path(name),) for name in cells]
     assert [cell.name for cell in result.cells] == list(cells)
     assert list(result.differences) == ([] if missing == "full" else [n for n in cells if n != "full"])
     assert result.conclusion.startswith("Nothing is compared") == (missing == "full")

@@ -65,11 +65,12 @@ class Cell:
     """Results of one cell.
 
     Attributes:
-        name: values of the varied keys, or the folder of a finished run.
+        name: what varies, in short, such as ``base 1e4``, or the folder of a finished run.
         seeds: seeds of its finished runs.
         results: mean of each task over the seeds, with a 95 % interval.
         hours, tokens_per_second: means over its runs; None for evaluations.
         gpu_memory, process_memory: most bytes of any of its runs, see :class:`Cost`.
+        folders: folders of its finished runs, in the order of the seeds.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Cell:
     tokens_per_second: float | None
     gpu_memory: int | None = None
     process_memory: int | None = None
+    folders: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -372,6 +374,7 @@ def _cell(name: str, runs: Mapping[int, FinishedRun]) -> Cell:
         fmean(speeds) if speeds else None,
         max((cost.gpu_memory for cost in costs if cost.gpu_memory), default=None),
         max((cost.process_memory for cost in costs if cost.process_memory), default=None),
+        tuple(run.folder for run in runs.values()),
     )
 
 
