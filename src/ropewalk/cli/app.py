@@ -33,6 +33,7 @@ SUMMARIES = {
     "data": "Pack documents into rows (training sequences), count documents and tokens, or print packed rows.",
     "search": "Find LongRoPE's rescale factors for a longer context, or show or import a table of factors.",
     "extend": "Extend a model's context: evaluate, change RoPE, train, evaluate again, save.",
+    "watch": "Show a run while it trains: loss, speed, memory, scores so far and the time left.",
     "compare": "Compare variants of a training run: run a recipe with several settings and seeds, or read finished "
     "runs.",
     "recipe": "List or print the recipes that ropewalk ships, or check a recipe before a run.",

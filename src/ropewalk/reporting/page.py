@@ -64,6 +64,7 @@ class Page:
         pictures: images to embed.
         links: names of files beside the page, by the text that leads to them.
         first: tables shown before the figures.
+        reload_seconds: time after which the page reloads itself; 0 for never.
         tables: tables shown after the figures.
         examples: examples shown after the tables.
         details: collapsed texts by heading, such as the recipe and the versions.
@@ -78,6 +79,7 @@ class Page:
     lead: str = ""
     links: Mapping[str, str] = field(default_factory=dict)
     first: Sequence[ResultTable] = ()
+    reload_seconds: int = 0
 
 
 def write_page(page: Page, path: Path) -> None:

@@ -9,6 +9,7 @@ Its files::
     run_state      what the steps of a run share
     taking_up      may a run start or resume in its folder, and what it verifies first
     folder         names in a run's folder, and how far the run in it came
+    so_far         how far a run has come, for those who watch it
     summary        the result of a run
     copied         the run's copy at a URL
     documents      packed rows to train on, held-out documents to evaluate on
