@@ -1,11 +1,17 @@
 """``ropewalk compare`` through the program's own main."""
 
 import json
+import re
+import shlex
 
 import pytest
 
+from ropewalk import RopewalkError
 from ropewalk.cli import app as program
+from ropewalk.experiments import run
+from ropewalk.experiments.grid import make_grid
 from tests.experiments.test_finished_runs import finished_run
+from tests.places import ROOT
 
 
 @pytest.fixture
@@ -49,3 +55,28 @@ def test_mistakes_end_with_status_2_and_one_sentence(capsys, monkeypatch, tmp_pa
     assert sentence in error
     assert error.count("error:") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_commands_of_the_page_on_bases_make_the_cells_that_it_names(monkeypatch, tmp_path):
+    page = (ROOT / "docs" / "how-to" / "choose-a-base.md").read_text()
+    (tmp_path / "recipe.yaml").write_text(
+        re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    )
+    grids = []
+
+    def made(settings, context):
+        grid = make_grid(settings.what[0], settings.vary, settings.seeds, settings.overrides, context.output)
+        grids.append(grid)
+        raise RopewalkError("the grid is enough")
+
+    monkeypatch.setattr(run, "compare", made)
+    monkeypatch.chdir(tmp_path)
+    for command in re.findall(r"^ *ropewalk (compare .*)$", page, re.MULTILINE):
+        assert program.main(shlex.split(command)) == 2
+    demo, own = grids
+    assert all(f"`{cell}`" in page for cell in demo.cells)
+    assert len(demo.runs) == len(own.runs) == 6
+    assert [[stage.rope.rope_theta for stage in each.recipe.stages] for each in own.runs[::2]] == [
+        [6315088.765, base] for base in (4.87e6, 7.98e7, 5e8)
+    ]
+    assert {each.recipe.stages[1].steps for each in own.runs} == {100}
