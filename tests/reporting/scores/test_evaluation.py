@@ -18,7 +18,7 @@ from ropewalk.reporting import (
     score_rows,
     write_evaluation_report,
 )
-from ropewalk.reporting.scores.evaluation import chosen_examples, pictures_of
+from ropewalk.reporting.scores.evaluation import chosen_examples, effective_sentences, pictures_of
 from tests.reporting.axes_cases import only, panels, rules, ticks
 from tests.reporting.evaluation_results import LENGTHS, documents, needle, retrieval, ruler, scored, short
 from tests.reporting.reporting_cases import BEFORE
@@ -123,12 +123,12 @@ def test_examples_hold_right_and_wrong_answers_and_say_of_how_many() -> None:
     answers += [example(f"wrong {n}", 0.0, n) for n in range(5, 40)]
     answers += [example("", None, 7, suite="passkey", task="passkey", length=131072)]
     one, two = chosen_examples(answers)
-    assert one.title == "ruler vt, 4k tokens: 3 of 40 answers"
+    assert one.title == "ruler vt, 4,096 tokens: 3 of 40 answers"
     assert [entry["Answer"] for entry in one.entries] == ["right 0", "wrong 5", "wrong 6"]
     assert [entry["Verdict"] for entry in one.entries] == ["correct", "wrong", "wrong"]
     assert [entry["Sample"] for entry in one.entries] == ["0", "5", "6"]
     assert one.entries[0]["Expected"] == "ABCDE, FGHIJ"
-    assert two.title == "passkey, 128k tokens: 1 of 1 answers"
+    assert two.title == "passkey, 131,072 tokens: 1 of 1 answers"
     assert (two.entries[0]["Answer"], two.entries[0]["Verdict"]) == ("(empty)", "not scored")
     (right,) = chosen_examples(answers[:5])
     assert [entry["Sample"] for entry in right.entries] == ["0", "1", "2"]
@@ -266,3 +266,13 @@ def test_a_task_in_foreign_results_draws_no_figure_elsewhere(tmp_path: Path) -> 
 def test_a_star_in_a_suites_title_stands_for_the_rest_of_a_tasks_name() -> None:
     (table,) = evaluation_tables({"m": [scored("longeval", "lines_200", 4096, 3, 5)]})
     assert table.title.startswith("LongEval, records of 200 lines: ")
+
+
+def test_sentences_write_lengths_as_the_tables_do():
+    effective = {"suite": "passkey", "task": "passkey", "threshold": 85.6, "longest": 131072}
+    lengths = [{**effective, "length": 131072, "certain": 65536}, {**effective, "length": 4096, "certain": 0}]
+    summary = {"effective_length": lengths, "ruler_weighted_average": None}
+    assert list(effective_sentences(summary)) == [
+        "Effective length by passkey: at least 131,072 (above 85.6 %; the 95 % intervals confirm 65,536)",
+        "Effective length by passkey: 4,096 (above 85.6 %; the 95 % intervals confirm no length)",
+    ]

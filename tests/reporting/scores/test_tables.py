@@ -66,7 +66,7 @@ def every_result() -> list[TaskResult]:
 
 def test_ruler_has_a_row_a_task_and_a_column_a_length() -> None:
     (table,) = evaluation_tables({"m": ruler()})
-    assert table.header == ("task", "4k", "8k", "16k", "32k", "64k", "128k")
+    assert table.header == ("task", *(f"{length:,}" for length in LENGTHS))
     assert column(table, "task") == [*RULER_TASKS, "overall"]
     assert table.title == (
         "RULER: correct answers in percent with 95 % interval; 100 samples per task and length"
@@ -77,8 +77,9 @@ def test_ruler_has_a_row_a_task_and_a_column_a_length() -> None:
     assert table.notes == (
         f"¹ not run: {NO_ESSAYS}",
         f"² not run: {NO_QUESTIONS}",
-        "overall at 4k, 8k, 16k, 32k and 64k: unweighted mean of 11 tasks (1,100 samples) without qa_1, qa_2",
-        "overall at 128k: unweighted mean of 10 tasks (1,000 samples) without niah_single_2, qa_1, qa_2",
+        "overall at 4,096, 8,192, 16,384, 32,768 and 65,536: unweighted mean of 11 tasks (1,100 samples) "
+        "without qa_1, qa_2",
+        "overall at 131,072: unweighted mean of 10 tasks (1,000 samples) without niah_single_2, qa_1, qa_2",
     )
 
 
@@ -100,7 +101,7 @@ def test_many_lengths_go_on_in_a_further_table() -> None:
     lengths = [1024 * n for n in range(1, 14)]
     tables = evaluation_tables({"m": ruler(lengths)})
     assert len(tables) > 1
-    assert [cell for table in tables for cell in table.header[1:]] == [f"{n}k" for n in range(1, 14)]
+    assert [cell for table in tables for cell in table.header[1:]] == [f"{1024 * n:,}" for n in range(1, 14)]
     for table in tables:
         assert f", {table.header[1]} to {table.header[-1]}" in table.title
         assert "…" not in "".join(printed(table))
@@ -149,7 +150,7 @@ def test_needle_by_depth_has_lengths_across_and_depths_down() -> None:
     total, by_depth = evaluation_tables({"m": needle(LENGTHS[2:4], 4)})
     assert column(total, "samples") == ["20", "20"]
     assert column(by_depth, "depth") == ["0 %", "33.3 %", "66.7 %", "100 %"]
-    assert by_depth.header == ("depth", "16k", "32k")
+    assert by_depth.header == ("depth", "16,384", "32,768")
     assert by_depth.title.endswith("; 5 samples per depth and length")
     assert row(by_depth, "0 %") == ("100 (56 to 100)", "100 (56 to 100)")
     skipped = TaskResult.not_run("needle", "generated", 65536, "out of memory")
@@ -248,10 +249,10 @@ def test_n_is_said_where_it_differs() -> None:
     lengths, skipped = [4096, 8192], not_run("no text")
     cells = {"a": [cell(50, 10), cell(50, 20)], "b": [cell(50, 10), skipped]}
     (table,) = grid_tables("t", "task", cells, lengths)
-    assert (table.title, table.header) == ("t", ("task", "4k, n 10", "8k, n 20"))
+    assert (table.title, table.header) == ("t", ("task", "4,096 (n 10)", "8,192 (n 20)"))
     cells["b"][1] = cell(50, 10)
     (table,) = grid_tables("t", "task", cells, lengths)
-    assert table.header == ("task", "samples", "4k", "8k")
+    assert table.header == ("task", "samples", "4,096", "8,192")
     assert column(table, "samples") == ["10 / 20", "10"]
     (table,) = grid_tables("t", "task", {"b": [skipped]}, lengths[:1])
     assert (table.title, table.rows) == ("t", (("b", "not run¹"),))

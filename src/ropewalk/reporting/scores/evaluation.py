@@ -232,7 +232,7 @@ def _is_right(prediction: Mapping[str, Any]) -> bool:
 
 def _heading(key: tuple[str, str, int | None], some: int, count: int) -> str:
     suite, task, length = key
-    at = "" if length is None else f", {format_length(length)} tokens"
+    at = "" if length is None else f", {length:,} tokens"
     return f"{shown(task if suite == task else f'{suite} {task}', 100)}{at}: {some:,} of {count:,} answers"
 
 
@@ -346,9 +346,9 @@ def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
             if certain == each["length"]:
                 confirmation = "; the 95 % intervals confirm it"
             else:
-                confirmed = format_length(certain) if certain else "no length"
+                confirmed = f"{certain:,}" if certain else "no length"
                 confirmation = f"; the 95 % intervals confirm {confirmed}"
-            yield f"Effective length by {task}: {least}{format_length(each['length'])} (above {bar}{confirmation})"
+            yield f"Effective length by {task}: {least}{each['length']:,} (above {bar}{confirmation})"
     averages = summary["ruler_weighted_average"]
     if averages is not None:
         yield (

@@ -26,7 +26,6 @@ from ropewalk.evaluation.score_rows import (
     task_words,
 )
 from ropewalk.evaluation.tasks.registry import BY_NAME
-from ropewalk.io.lengths import format_length
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import (
@@ -367,7 +366,7 @@ def _grid(
         title += f"; {counted(everywhere, 'sample')} per {corner} and length"
     elif all(len(found) <= 1 for found in by_column):
         named = zip(heads, by_column, strict=True)
-        header = [corner, *(f"{name}, n {min(found):,}" if found else name for name, found in named)]
+        header = [corner, *(f"{name} (n {min(found):,})" if found else name for name, found in named)]
     else:
         header.insert(1, "samples")
         # One number if all lengths have the same, otherwise all numbers in order.
@@ -425,7 +424,7 @@ def _overall_notes(overall: Sequence[ScoreRow | None], tasks: Collection[str]) -
 
 
 def _heads(lengths: Iterable[int | None]) -> list[str]:
-    return ["all lengths" if length is None else format_length(length) for length in lengths]
+    return [length_words(length) for length in lengths]
 
 
 def depth_words(depth: float) -> str:
