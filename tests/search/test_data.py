@@ -90,7 +90,7 @@ def test_where_the_text_is_used_up_nothing_is_held_out():
 
 def test_too_little_text_is_refused():
     with pytest.raises(
-        RopewalkError, match=r"the text fills 1 rows of 20 tokens, but the search needs 3 rows .*; give more"
+        RopewalkError, match=r"the text fills 1 row of 20 tokens, but the search needs 3 rows .*; give more"
     ):
         search_rows(numbered(9, 9, 9), 20, BOS, EOS, 3, 0)
     with pytest.raises(RopewalkError, match="too few for one row of 20"):

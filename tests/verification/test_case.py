@@ -151,7 +151,7 @@ def test_a_model_that_does_not_fit_is_refused(recipe, tmp_path, monkeypatch):
 
 def test_too_few_documents_are_refused(recipe, tmp_path):
     with pytest.raises(
-        RopewalkError, match=r"the documents fill only \d+ rows of 1024 tokens, but verify needs 9 rows"
+        RopewalkError, match=r"the documents fill only 1 row of 1024 tokens, but verify needs 9 rows"
     ):
         prepared(recipe, tmp_path, rows=9, length=1024)
 

@@ -20,6 +20,7 @@ from ropewalk.audit.random_parameters import random_parameters
 from ropewalk.audit.results import Audit, AuditResult, Drift, finding
 from ropewalk.audit.settings import LONGEST_DEFAULT, AuditSettings
 from ropewalk.data import load_tokenizer
+from ropewalk.data.mixture.report import counted
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import rows_of
@@ -105,7 +106,8 @@ def _rows(config: AuditSettings, tokenizer: Any, trained: int, reporter: Reporte
         reporter.note(f"rows of {length:,} tokens are longer than the model's trained length of {trained:,}")
     if len(rows) < config.samples:
         reporter.note(
-            f"the text fills {len(rows)} rows of {length:,} tokens, fewer than the {config.samples} requested"
+            f"the text fills {counted(len(rows), 'row')} of {length:,} tokens, fewer than the "
+            f"{config.samples} requested"
         )
     return rows
 

@@ -213,7 +213,7 @@ def _run_all(grid: Grid, settings: CompareSettings, context: RunContext) -> list
     mine = [each for number, each in enumerate(grid.runs) if settings.is_mine(number)]
     todo = [each for each in mine if not _is_finished(each)]
     if len(todo) < len(mine):
-        context.reporter.note(f"{len(mine) - len(todo)} of {len(mine)} runs are finished already")
+        context.reporter.note(f"finished already: {len(mine) - len(todo)} of {len(mine)} runs")
     if not todo:
         return []
     devices = _devices(settings, len(todo))

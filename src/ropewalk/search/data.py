@@ -16,6 +16,7 @@ import torch
 
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.data import SourceSpec
+from ropewalk.data.mixture.report import counted
 from ropewalk.data.read.draw import draw_documents
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import EvaluationRows, evaluation_rows
@@ -61,8 +62,8 @@ def search_rows(
     rows = evaluation_rows([documents[number] for number in chosen], length, bos_id, eos_id, count)
     if len(rows.rows) < count:
         raise RopewalkError(
-            f"the text fills {len(rows.rows)} rows of {length} tokens, but the search needs {count} rows (the "
-            "setting documents, --documents); give more text, set fewer documents, or choose a shorter target length"
+            f"the text fills {counted(len(rows.rows), 'row')} of {length} tokens, but the search needs {count} rows "
+            "(the setting documents, --documents); give more text, set fewer documents, or choose a shorter target length"
         )
     rows = replace(rows, documents=tuple(chosen[number] for number in rows.documents))
     if not held_out:

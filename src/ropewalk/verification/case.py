@@ -24,6 +24,7 @@ from ropewalk.data import (
     prepare_rows,
     read_documents,
 )
+from ropewalk.data.mixture.report import counted
 from ropewalk.data.rows.packed_rows import PackedRows
 from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
@@ -191,8 +192,8 @@ def prepare(
         packed = _pack(resolved, resolved.packing[0].model_copy(update={"context": tokens}), rows, scratch)
     if len(packed) < rows:
         raise RopewalkError(
-            f"the documents fill only {len(packed)} rows of {tokens} tokens, but verify needs {rows} rows; lower "
-            "either --length or --rows, or give more documents"
+            f"the documents fill only {counted(len(packed), 'row')} of {tokens} tokens, but verify needs {rows} rows; "
+            "lower either --length or --rows, or give more documents"
         )
     if resolved.device.type == "cuda":
         remarks.append(describe_flash(torch.cuda.get_device_capability(resolved.device)[0]))

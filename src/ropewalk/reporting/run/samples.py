@@ -14,6 +14,7 @@ from ropewalk.io.files import write_text
 from ropewalk.reporting.page import render
 from ropewalk.reporting.scores.evaluation import judged
 from ropewalk.reporting.shown_text import shown
+from ropewalk.reporting.tables import counted
 
 SAMPLES = "samples.html"
 MOST_ON_PAGE = 4_000_000
@@ -79,8 +80,8 @@ def write_samples_page(output: Path) -> Path | None:
         groups.setdefault((suite, task, length), []).append(found)
     shown_groups = [_group(key, found, most) for key, found in groups.items()]
     about = (
-        f"{len(answers):,} samples. Open one to see its prompt, the expected answer, and the answers before and after "
-        "training. Long texts lose their middle; predictions-before.jsonl and predictions-after.jsonl in the run's "
+        f"{counted([len(answers)], 'sample')}. Open one to see its prompt, the expected answer, and the answers before and "
+        "after training. Long texts lose their middle; predictions-before.jsonl and predictions-after.jsonl in the run's "
         "folder have the whole answers."
     )
     script = files("ropewalk.reporting").joinpath("templates/samples.js").read_text(encoding="utf-8")
@@ -103,7 +104,7 @@ def _group(key: tuple[str, str, int], found: Sequence[Mapping[str, AnsweredSampl
         if own:
             scores.append(f"{100 * sum(own) / len(own):.1f} % correct {when}")
     name = shown(task_words(suite, task), 100)
-    title = f"{name} at {length:,} tokens: {len(found):,} samples, {', '.join(scores)}"
+    title = f"{name} at {length:,} tokens: {counted([len(found)], 'sample')}, {', '.join(scores)}"
     return Group(title, [_sample(each, most) for each in found])
 
 
