@@ -63,7 +63,8 @@ def search_rows(
     if len(rows.rows) < count:
         raise RopewalkError(
             f"the text fills {counted(len(rows.rows), 'row')} of {length} tokens, but the search needs {count} rows "
-            "(the setting documents, --documents); give more text, set fewer documents, or choose a shorter target length"
+            "(the setting documents, --documents); give more text, set fewer documents, or choose a shorter "
+            "target length"
         )
     rows = replace(rows, documents=tuple(chosen[number] for number in rows.documents))
     if not held_out:

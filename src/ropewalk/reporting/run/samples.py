@@ -80,9 +80,9 @@ def write_samples_page(output: Path) -> Path | None:
         groups.setdefault((suite, task, length), []).append(found)
     shown_groups = [_group(key, found, most) for key, found in groups.items()]
     about = (
-        f"{counted([len(answers)], 'sample')}. Open one to see its prompt, the expected answer, and the answers before and "
-        "after training. Long texts lose their middle; predictions-before.jsonl and predictions-after.jsonl in the run's "
-        "folder have the whole answers."
+        f"{counted([len(answers)], 'sample')}. Open one to see its prompt, the expected answer, and the answers before "
+        "and after training. Long texts lose their middle; predictions-before.jsonl and predictions-after.jsonl in the "
+        "run's folder have the whole answers."
     )
     script = files("ropewalk.reporting").joinpath("templates/samples.js").read_text(encoding="utf-8")
     page = render(
