@@ -30,8 +30,15 @@ DRAWS_EXPERTS = ("phimoe",)
 
 def records_routing(config: ModelConfig) -> bool:
     """Whether the model's class declares its router logits; code that comes with a checkpoint is not considered."""
-    made = auto_class(config.source)._model_mapping.get(type(config.source), None)
-    classes = [] if made is None else vars(sys.modules[made.__module__]).values()
+    from transformers import AutoModel
+
+    # Beside encoders, a decoder may be of another family, such as Kimi K2.5's of DeepSeek-V3.
+    text = config.source.get_text_config()
+    made = (
+        auto_class(config.source)._model_mapping.get(type(config.source), None),
+        AutoModel._model_mapping.get(type(text), None),
+    )
+    classes = [each for one in made if one is not None for each in vars(sys.modules[one.__module__]).values()]
     return any(_specs(each) for each in classes if isinstance(each, type))
 
 
