@@ -170,6 +170,7 @@ SMALL: dict[str, Any] = {
 OTHER_PARTS = ("vision_config", "high_res_vision_config", "audio_config", "vq_config")
 """Parts of a config beside the language model's that are made small too."""
 
+ENCODER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 SAM = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "mlp_dim": 48, "image_size": 32}
 CODEBOOK = {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "latent_channels": 32}
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -191,10 +192,7 @@ PARTS: dict[str, dict[str, dict[str, Any]]] = {
         "vision_config": {
             "sam_config": {**SAM, "downsample_channels": [32, 32]},
             "encoder_config": {
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 4,
+                **ENCODER,
                 "num_key_value_heads": 4,
                 "vocab_size": 97,
             },
@@ -204,10 +202,7 @@ PARTS: dict[str, dict[str, dict[str, Any]]] = {
         "vision_config": {
             "sam_config": {**SAM, "downsample_channels": [32, 32]},
             "encoder_config": {
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 4,
+                **ENCODER,
                 "image_size": 16,
                 "patch_size": 8,
             },

@@ -92,6 +92,16 @@ def test_a_finished_run_says_what_it_measured(finished):
     json.dumps(found.to_json(), allow_nan=False)
 
 
+def test_a_finished_run_that_goes_on_with_more_steps_trains_again(finished):
+    folder = Path(finished[0]["output"])
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    recipe["stages"][0]["steps"] += 3
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    found = so_far(folder)
+    assert (found.state, found.step, found.steps) == ("training", 4, 7)
+    assert found.seconds_left > 0
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(RopewalkError, match=r"has no run to watch: there is no recipe\.yaml"):
         so_far(tmp_path)

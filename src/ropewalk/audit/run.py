@@ -20,10 +20,10 @@ from ropewalk.audit.random_parameters import random_parameters
 from ropewalk.audit.results import Audit, AuditResult, Drift, finding
 from ropewalk.audit.settings import LONGEST_DEFAULT, AuditSettings
 from ropewalk.data import load_tokenizer
-from ropewalk.data.mixture.report import counted
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import rows_of
+from ropewalk.io.lengths import counted
 from ropewalk.io.progress import Reporter
 from ropewalk.models.config.read import read_config
 from ropewalk.models.load import ModelSetup, choose_device, load_model

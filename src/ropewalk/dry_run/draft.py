@@ -11,6 +11,7 @@ from typing import Any
 
 from ropewalk.data.settings import SourceSpec
 from ropewalk.dry_run.facts import DocumentFacts, MachineFacts, gpus_of
+from ropewalk.dry_run.run import SAVINGS
 from ropewalk.dry_run.settings import InitSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
@@ -33,14 +34,8 @@ CHECKPOINTED_FROM = 4096
 """Tokens of a row from which layers are checkpointed where no dry run says that they need not be."""
 PLACE_OF_DOCUMENTS = "documents"
 """Source that stands in a recipe without documents."""
-SAVINGS = {
-    "gradient_checkpointing": "true: less memory for a third more time",
-    "offload_activations": "checkpoints of layers wait in the CPU's memory",
-    "tiled_mlp": "the MLP in tiles of so many tokens",
-    "offload_optimizer": "the optimizer's states and step are the CPU's",
-    "keep_attention": "results of attention are computed again",
-}
-"""What settings of a stage that save memory do."""
+CHOSEN = {**SAVINGS, "keep_attention": "results of attention are computed again"}
+"""Settings of a stage that a dry run may choose, with what they do."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class StageChoice:
     """What a dry run of a stage has chosen.
 
     Attributes:
-        settings: values of some of :data:`SAVINGS`.
+        settings: values of some of :data:`CHOSEN`.
         words: what the stage takes with them, in one sentence without its full stop.
         fits: whether it fits on the machine.
     """
@@ -223,7 +218,7 @@ class Draft:
             yield "    schedule: constant  # so that a later stage can go on from here"
             settings = {"gradient_checkpointing": stage.context >= CHECKPOINTED_FROM}
             for key, value in {**settings, **({} if choice is None else choice.settings)}.items():
-                yield f"    {key}: {str(value).lower()}  # {SAVINGS[key]}"
+                yield f"    {key}: {str(value).lower()}  # {CHOSEN[key]}"
 
     def _rest(self) -> Iterator[str]:
         trained, target = self.planned.config.trained_length, self.planned.target_length

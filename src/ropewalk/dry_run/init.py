@@ -9,7 +9,7 @@ from pathlib import Path
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import EMBEDDED, resolve_model
 from ropewalk.dry_run.check import check
-from ropewalk.dry_run.draft import SAVINGS, Draft, StageChoice
+from ropewalk.dry_run.draft import CHOSEN, Draft, StageChoice
 from ropewalk.dry_run.facts import (
     DocumentFacts,
     MachineFacts,
@@ -126,7 +126,7 @@ def choices_of(planned: PlannedRun) -> Iterator[StageChoice]:
         tried = (*stage.changes, *reversed(stage.spare))
         change = next((change for change in tried if change.fits and change.settings), None)
         if change is not None:
-            settings = {key: value for key, value in change.settings.items() if key in SAVINGS}
+            settings = {key: value for key, value in change.settings.items() if key in CHOSEN}
             yield StageChoice(settings, _words(planned, stage, change.peak or 0))
         elif stage.fits:
             yield StageChoice({}, _words(planned, stage, stage.memory.peak))

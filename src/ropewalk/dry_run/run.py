@@ -35,8 +35,13 @@ from ropewalk.training.simulation.rank_costs import Copy, Player, RankCosts, Wai
 from ropewalk.training.simulation.roofline import compute_seconds
 
 ONE_NODE = 8
-SAVINGS = ("gradient_checkpointing", "offload_activations", "tiled_mlp", "offload_optimizer")
-"""Settings of a stage that save memory, each with more cost of time than those before it."""
+SAVINGS = {
+    "gradient_checkpointing": "true: less memory for a third more time",
+    "offload_activations": "checkpoints of layers wait in the CPU's memory",
+    "tiled_mlp": "the MLP in tiles of so many tokens",
+    "offload_optimizer": "the optimizer's states and step are the CPU's",
+}
+"""Settings of a stage that save memory with what they do, each with more cost of time than those before it."""
 MOST_CHANGES = 8
 """Most changes that are tried in a dry run of their own if a stage does not fit."""
 

@@ -1,4 +1,4 @@
-"""Lengths in tokens as people write them: 131072, 128k, 1M."""
+"""Lengths in tokens and counts as people write them: 131072, 128k, 1M; 1 row, 2,000 rows."""
 
 from __future__ import annotations
 
@@ -46,3 +46,8 @@ def format_length(tokens: int) -> str:
         if tokens >= unit and tokens % unit == 0:
             return f"{tokens // unit}{suffix}"
     return str(tokens)
+
+
+def counted(number: int, thing: str) -> str:
+    """Format a number with its noun ("1 document", "2,000 tokens")."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

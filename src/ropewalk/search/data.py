@@ -16,12 +16,12 @@ import torch
 
 from ropewalk.attention.layout import PackedLayout, Row, next_token_labels
 from ropewalk.data import SourceSpec
-from ropewalk.data.mixture.report import counted
 from ropewalk.data.read.draw import draw_documents
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import EvaluationRows, evaluation_rows
 from ropewalk.evaluation.rows import Ids, documents_of
 from ropewalk.io.digests import digest
+from ropewalk.io.lengths import counted
 from ropewalk.search.goal import Goal
 from ropewalk.search.needle_rows import Needles, needle_rows
 from ropewalk.search.settings import SearchSettings

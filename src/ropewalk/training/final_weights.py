@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ropewalk.data.mixture.report import counted
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.tasks.registry import chosen_tasks
+from ropewalk.io.lengths import counted
 from ropewalk.parallel import World
 from ropewalk.training.checkpoint.files import (
     CHECKPOINTS,

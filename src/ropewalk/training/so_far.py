@@ -110,8 +110,9 @@ def so_far(run: Path) -> RunSoFar:
     number, step = last["stage"], last["step"]
     recent = [line["tokens_per_second"] for line in lines[-RECENT:] if line["stage"] == number]
     speed = median(recent) if recent else None
-    finished = (run / SUMMARY).is_file()
-    rest = 0 if finished else tokens_left(recipe, number, step)
+    rest = tokens_left(recipe, number, step)
+    # A finished run that goes on with more steps keeps its summary until it is evaluated again.
+    finished = (run / SUMMARY).is_file() and not rest
     memory = [line[key] for line in lines for key in (GPU, PROCESS) if line.get(key) is not None]
     return RunSoFar(
         run,

@@ -24,11 +24,11 @@ from ropewalk.data import (
     prepare_rows,
     read_documents,
 )
-from ropewalk.data.mixture.report import counted
 from ropewalk.data.rows.packed_rows import PackedRows
 from ropewalk.data.settings import PackConfig, WorkSettings
 from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
 from ropewalk.errors import RopewalkError, first_line
+from ropewalk.io.lengths import counted
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
 from ropewalk.models.config.auto_class import auto_class, loads_decoder_alone
 from ropewalk.models.config.read import read_config

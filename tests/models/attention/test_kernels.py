@@ -24,6 +24,7 @@ from ropewalk.models.attention.recurrent import mixers_of
 from ropewalk.models.config.layers import LIGHTNING, MIXERS, SHORT_CONVOLUTION
 from ropewalk.models.config.model import ModelConfig
 from tests.marks import slow_after
+from tests.models import every_family
 from tests.models.attention import standin_kernels
 from tests.models.attention.test_recurrent import LENGTHS, ROUNDING, attached, compare
 from tests.models.families import HYBRIDS, tiny_model
@@ -219,3 +220,9 @@ def test_functions_are_played_within_the_context_alone():
         assert in_dry_run()
         assert played("some", len, 8) == ("some", len, 8, None)
     assert not in_dry_run()
+
+
+def test_kernels_of_a_decoder_of_another_family_are_missing_too():
+    """transformers has LFM2-VL's class in a module of its own, without the functions of LFM2's layers."""
+    config = ModelConfig.of(every_family.tiny_config("lfm2_vl"))
+    assert missing_kernels(config) == kernel_packages(config) == ("causal-conv1d",)

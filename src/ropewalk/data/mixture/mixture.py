@@ -22,13 +22,13 @@ from ropewalk.data.mixture.report import (
     MixtureReport,
     Request,
     TotalFrom,
-    counted,
     either,
     lengths_in_words,
     report_on,
 )
 from ropewalk.data.settings import MixtureSettings
 from ropewalk.errors import RopewalkError
+from ropewalk.io.lengths import counted
 
 # Third word of the seed: keeps this random stream apart from other uses of the same seed.
 _SUBSETS, _ORDER = 0x6D697831, 0x6D697832

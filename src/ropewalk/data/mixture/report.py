@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from ropewalk.io.lengths import counted
+
 TotalFrom = Literal["tokens", "weights", "shares", "corpus"]
 # With more cells than this, sentences describe only the whole mixture; the report still has every cell.
 _MOST_CELLS_IN_WORDS = 6
@@ -243,11 +245,6 @@ def lengths_in_words(first: int, end: int | None) -> str:
     if end is None:
         return f" of {first:,} tokens or more" if first else ""
     return f" of {first:,} to {end - 1:,} tokens" if first else f" of fewer than {end:,} tokens"
-
-
-def counted(number: int, thing: str) -> str:
-    """Format a number with its noun ("1 document", "2,000 tokens")."""
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def either(choices: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ since a row whose boundaries were dropped would be one run.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 
 from torch import nn
 
+from ropewalk.models.config.auto_class import decoder_module
 from ropewalk.models.config.layers import GATED_DELTA, KIMI_DELTA, MAMBA_2, SHORT_CONVOLUTION
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.versions import older_transformers
@@ -124,14 +124,13 @@ def kernel_packages(config: ModelConfig) -> tuple[str, ...]:
 
 def missing_kernels(config: ModelConfig) -> tuple[str, ...]:
     """Those of :func:`kernel_packages` whose kernels transformers does not find here, so that its own code runs."""
-    from transformers import AutoModelForCausalLM
-
-    made = AutoModelForCausalLM._model_mapping.get(type(config.source), None)
-    if made is None or config.mixer is None or not config.recurrent_layers:
+    module = decoder_module(config.source)
+    if module is None or config.mixer is None or not config.recurrent_layers:
         return ()
-    module = vars(sys.modules[made.__module__])
     names = FUNCTIONS.get(config.mixer.recurrence, ())
-    return tuple(sorted({PACKAGES[name] for name in names if not kernel_parameters(module.get(name))}))
+    return tuple(
+        sorted({PACKAGES[name] for name in names if not kernel_parameters(getattr(module, name, None))})
+    )
 
 
 def boundary_keywords(mixer: nn.Module, recurrence: str) -> dict[str, str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ropewalk.errors import RopewalkError
-from ropewalk.models.config.auto_class import auto_class
+from ropewalk.models.config.auto_class import decoder_module
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel.mesh import SequenceGroups
 
@@ -30,15 +29,8 @@ DRAWS_EXPERTS = ("phimoe",)
 
 def records_routing(config: ModelConfig) -> bool:
     """Whether the model's class declares its router logits; code that comes with a checkpoint is not considered."""
-    from transformers import AutoModel
-
-    # Beside encoders, a decoder may be of another family, such as Kimi K2.5's of DeepSeek-V3.
-    text = config.source.get_text_config()
-    made = (
-        auto_class(config.source)._model_mapping.get(type(config.source), None),
-        AutoModel._model_mapping.get(type(text), None),
-    )
-    classes = [each for one in made if one is not None for each in vars(sys.modules[one.__module__]).values()]
+    module = decoder_module(config.source)
+    classes = [] if module is None else vars(module).values()
     return any(_specs(each) for each in classes if isinstance(each, type))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 from ropewalk.models.config.model import decoder_key
@@ -24,6 +25,23 @@ def auto_class(config: Any) -> Any:
     known = type(config)
     with_images = known not in MODEL_FOR_CAUSAL_LM_MAPPING and known in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return AutoModelForImageTextToText if with_images else AutoModelForCausalLM
+
+
+def decoder_module(config: Any) -> Any:
+    """transformers' module with the code of a model's decoder; None if transformers has none.
+
+    Beside encoders, a decoder may be of another family, with a module of its own: that of LFM2-VL is LFM2's, and Kimi
+    K2.5's is DeepSeek-V3's.
+
+    Args:
+        config: transformers config, of the whole model.
+    """
+    from transformers import MODEL_MAPPING
+
+    made = MODEL_MAPPING.get(type(config.get_text_config()), None)
+    if made is None:
+        made = auto_class(config)._model_mapping.get(type(config), None)
+    return None if made is None else sys.modules[made.__module__]
 
 
 def plain_model(path: str | os.PathLike[str], trust_remote_code: bool = False, **options: Any) -> Any:

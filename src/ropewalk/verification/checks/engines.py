@@ -13,8 +13,8 @@ from ropewalk.attention import ENGINES, attend, check_engine
 from ropewalk.attention.measuring import kernel_name
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.attention.oracle import Attention, ExactAttention, Values, cotangent_of, values_of
-from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
+from ropewalk.io.lengths import counted
 from ropewalk.models.attention.hooks import attention_options_of
 from ropewalk.models.compute.losses import decoder_of
 from ropewalk.training.update.step import autocast

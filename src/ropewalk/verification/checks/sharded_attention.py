@@ -13,8 +13,8 @@ from torch import Tensor
 from ropewalk.attention import check_engine
 from ropewalk.attention.options import AttentionOptions
 from ropewalk.attention.oracle import Values, cotangent_of
-from ropewalk.data.mixture.report import counted
 from ropewalk.errors import EngineError
+from ropewalk.io.lengths import counted
 from ropewalk.parallel import Mesh, ShardedLayouts, World, sharded_attend
 from ropewalk.verification.case import Case
 from ropewalk.verification.checks import Claim, meshes_that_cut_rows
