@@ -198,12 +198,36 @@ def test_nonsense_is_no_empty_answer(
     assert not (out / "results.json").exists()
 
 
-def test_server_that_is_not_there_is_told_before_the_work(
-    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_server_that_does_not_serve_the_model_is_told_before_anything_is_loaded(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def never(*given: object) -> None:
+        raise AssertionError("a tokenizer was loaded")
+
+    monkeypatch.setattr("ropewalk.data.tokens.tokenise.load_tokenizer", never)
+    monkeypatch.setattr("ropewalk.data.load_tokenizer", never)
     out = tmp_path / "out"
-    assert run(checkpoint, *ASKED, "--out", out, "--server", "http://127.0.0.1:9/v1") in (1, 2)
-    assert "127.0.0.1:9" in capsys.readouterr().err
+    with CompletionServer(lambda value, number: completion("x")) as server:
+        for more, message in (
+            (("--server", "http://127.0.0.1:9/v1"), "no model server responds at http://127.0.0.1:9/v1"),
+            (
+                ("--server", f"{server.url},http://127.0.0.1:9/v1"),
+                "no model server responds at http://127.0.0.1:9/v1",
+            ),
+            (("--server", server.url, "--server-model", "other"), "does not serve other; it serves tiny"),
+            (
+                ("--server", server.url, "--server-model", "other", "--chat", "--endpoint", "chat"),
+                "not serve other",
+            ),
+            (("--server", server.url, "--endpoint", "chat"), "--endpoint chat needs --chat"),
+        ):
+            assert run("a/model", *ASKED, "--out", out, *more) == 2
+            assert message in " ".join(capsys.readouterr().err.split())
+    listed = Reply(body=json.dumps({"data": [{"id": "tiny", "max_model_len": 450}]}).encode())
+    with CompletionServer(lambda value, number: completion("x"), models_reply=listed) as server:
+        assert run("a/model", *ASKED, "--server", server.url) == 2
+        assert not server.trials
+    assert "a context of 450 tokens" in " ".join(capsys.readouterr().err.split())
     assert not out.exists()
 
 
@@ -263,9 +287,10 @@ def test_a_length_beyond_the_servers_context_is_refused_before_any_prompt(
             "but the longest length is 500; start the server with a longer context (vLLM: --max-model-len 500"
             in said
         )
-        assert f"says that it serves other/base, but the tokenizer is that of {checkpoint}" in said
         # What fits is measured, and the record says what the server said.
         assert run(checkpoint, *ASKED, "--lengths", "400", "--out", out, "--server", server.url) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"says that it serves other/base, but the tokenizer is that of {checkpoint}" in said
     served = json.loads((out / "results.json").read_text())["served"]
     assert served == [{"context": 499, "root": "other/base", "source": "max_model_len in /v1/models"}]
 

@@ -15,6 +15,7 @@ from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings
 from ropewalk.io.settings import COMMON, FilePath, Folder
 
 if TYPE_CHECKING:
+    from ropewalk.evaluation.run import RopeOf
     from ropewalk.parallel import World
 
 
@@ -53,7 +54,6 @@ def evaluate(
 def _measure(settings: EvaluationSettings, out: Path | None, as_json: bool, world: World) -> None:
     from ropewalk.evaluation import run
     from ropewalk.reporting.scores.evaluation import describe_evaluation, report_evaluation
-    from ropewalk.search.fitted_table import fitted_table
 
     if not world.is_rank_0:
         # Every rank would print the same warnings.
@@ -62,7 +62,7 @@ def _measure(settings: EvaluationSettings, out: Path | None, as_json: bool, worl
     result = run.evaluate(
         settings,
         run_context(world, out),
-        None if rope is None else lambda path: fitted_table(rope, path),
+        None if rope is None else _rope_of(rope),
         None if out is None else lambda found: report_evaluation(out, found),
     )
     if world.is_rank_0:
@@ -70,6 +70,13 @@ def _measure(settings: EvaluationSettings, out: Path | None, as_json: bool, worl
         # Single tasks may be skipped or fail, but a script must notice that nothing was measured.
         if all(each.status != "ok" for each in result.results):
             raise RunFailure(f"no task could run: {result.results[0].reason}")
+
+
+def _rope_of(table: Path) -> RopeOf:
+    # Imported only with a table, because it takes most of a second.
+    from ropewalk.search.fitted_table import fitted_table
+
+    return lambda path: fitted_table(table, path)
 
 
 def _so_far(out: Path | None) -> str:

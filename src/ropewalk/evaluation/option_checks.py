@@ -31,6 +31,10 @@ def check_together(config: EvaluationSettings, processes: int) -> None:
             f"--rope {config.loading.rope} has no effect on a server, which uses the factors in its own checkpoint; "
             "serve a checkpoint that ropewalk export wrote with these factors, or remove --server"
         )
+    if config.serving is not None and config.serving.endpoint == "chat" and not config.what.chat:
+        raise RopewalkError(
+            "--endpoint chat needs --chat: the tokens of a prompt are counted with the tokenizer's chat template"
+        )
     _check_effect(config.what)
     shape = None if config.parallel is None else degrees_in(config.parallel)
     if processes == 1:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from ropewalk.evaluation.backends.server_pool import ServerPool
+    from ropewalk.evaluation.backends.serving import Serving
     from ropewalk.models.config.model import ModelConfig
     from ropewalk.models.load import ModelSetup
     from ropewalk.parallel import Mesh, MeshShape, World
@@ -111,6 +112,8 @@ def evaluate(
 
     # Every process has the same settings, so rank 0 checks them and the user sees each error once.
     context.world.on_rank_0(lambda: _check(config, context.world))
+    # A wrong address or name should cost a second, so nothing heavy is loaded before the server has answered.
+    servers = None if config.serving is None else _found_servers(config.serving, context)
     path = resolve_model(config.model)
     average = config.last if config.average else None
     paths = [Path(path)] if average is None else _last_checkpoints(Path(path), average, context)
@@ -118,10 +121,20 @@ def evaluate(
     settings = context.world.on_rank_0(
         lambda: with_lengths(config.what, first, None if rope_of is None else rope_of(first))
     )
+    if servers is not None:
+        servers.require_length(
+            max((n for each in settings.suites for n in settings.lengths_of(each)), default=0)
+        )
     # A list, so that the one that is measured can be freed before the next is loaded.
     runs = [
         _Run(
-            config, context, str(each) if average else path, settings, each.name if average else None, rope_of
+            config,
+            context,
+            str(each) if average else path,
+            settings,
+            each.name if average else None,
+            rope_of,
+            servers,
         )
         for each in paths
     ]
@@ -267,11 +280,11 @@ class _Run:
     settings: Settings
     name: str | None
     rope_of: RopeOf | None
+    servers: ServerPool | None = None
 
     loaded: list[tuple[_Ready, ModelUnderTest, Mapping[str, Any]]] = field(default_factory=list)
     """The model while it is measured, with the facts of its setup that results record; emptied afterwards, because the
     next checkpoint needs the memory."""
-    servers: list[ServerPool] = field(default_factory=list)
     measured: list[TaskResult] | None = None
     """Results of this process; None if they were measured before."""
 
@@ -551,21 +564,22 @@ class _Run:
         }
 
     def _server(self, tokenizer: Any) -> ServerPool:
-        """The servers, checked once."""
-        from ropewalk.evaluation.backends.server_pool import server_pool
+        """The servers, checked once with this tokenizer."""
+        assert self.servers is not None
+        # Before the samples are generated, so that a server that takes no request costs no time.
+        if not self.servers.checked:
+            self.servers.use(tokenizer)
+            self.servers.check()
+        return self.servers
 
-        serving = self.config.serving
-        assert serving is not None
-        if serving.endpoint == "chat" and not self.config.what.chat:
-            raise RopewalkError(
-                "--endpoint chat needs --chat: the tokens of a prompt are counted with the tokenizer's chat template"
-            )
-        if not self.servers:
-            pool = server_pool(serving, tokenizer, report=self.context.rank_0_reporter.note)
-            # Before the samples are generated, so that a server that is not running costs no time.
-            pool.check()
-            self.servers.append(pool)
-        return self.servers[0]
+
+def _found_servers(serving: Serving, context: RunContext) -> ServerPool:
+    """The servers, each of which says that it serves the model."""
+    from ropewalk.evaluation.backends.server_pool import server_pool
+
+    pool = server_pool(serving, report=context.rank_0_reporter.note)
+    pool.find()
+    return pool
 
 
 def _other_models(pool: ServerPool, path: str) -> list[str]:

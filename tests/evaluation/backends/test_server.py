@@ -26,6 +26,7 @@ from ropewalk.evaluation.backends import Answer, GenerationRequest, Rejection
 from ropewalk.evaluation.backends.responses import (
     FaultError,
 )
+from ropewalk.evaluation.backends.server import TRIAL
 from ropewalk.evaluation.backends.server_pool import server_pool
 from ropewalk.evaluation.backends.serving import Serving
 from tests.completion_server import (
@@ -577,13 +578,22 @@ def test_check_names_the_only_model_and_refuses_to_guess() -> None:
             echo, models=["cached"], unlisted=["/a/folder"], models_reply=listing
         ) as server:
             assert backend(server, model="/a/folder").check() == "/a/folder"
-            assert len(server.trials) == 1
+            # One in text, to know whether it is served, and the trial.
+            assert [each["prompt"] for each in server.trials] == [TRIAL, [0]]
     with (
         CompletionServer(echo, models=[]) as server,
         pytest.raises(RopewalkError, match="lists no models; load"),
     ):
         backend(server).check()
     assert not server.requests
+
+
+def test_text_cannot_be_sent_without_a_tokenizer() -> None:
+    with CompletionServer(echo) as server:
+        asked = backend(server, send="text")
+        assert asked.find() == "tiny"
+        with pytest.raises(RopewalkError, match="send=text needs the model's tokenizer"):
+            asked.check()
 
 
 def test_check_says_in_one_sentence_that_nobody_is_there() -> None:

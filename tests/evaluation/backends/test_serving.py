@@ -50,7 +50,6 @@ def test_addresses_with_a_query_are_refused_without_repeating_it() -> None:
         ({"timeout": float("nan")}, "timeout must be a finite number, got nan"),
         ({"backoff": -1.0}, "backoff must be 0 or more seconds, got -1.0"),
         ({"send": "chat"}, "unknown send 'chat'; choose from auto, ids, text"),
-        ({"send": "text"}, "send=text needs the model's tokenizer"),
         (
             {"extra": {"max_tokens": 1}},
             "the request field max_tokens cannot be set, because ropewalk sets it; remove the field",

@@ -83,33 +83,37 @@ class ServerBackend:
     ) -> None:
         if not 0 <= backoff < math.inf:
             raise RopewalkError(f"backoff must be 0 or more seconds, got {backoff}")
-        if serving.send == "text" and tokenizer is None:
-            raise RopewalkError("send=text needs the model's tokenizer; pass the tokenizer, or set send=ids")
         self._openai = _openai()
         self.address = public_address(serving.url)
         self.model = serving.model
-        self.tokenizer = tokenizer
+        self.use(tokenizer)
         self.concurrency, self.timeout, self.retries = serving.concurrency, serving.timeout, serving.retries
         self.backoff = backoff
         self.extra = serving.extra
         self.notes: list[str] = []
         """Notes for the user about the answers; complete after :meth:`check`."""
         self.served = Served()
-        """What the server says of its model; known after :meth:`check`."""
+        """What the server says of its model; known after :meth:`find`."""
         self.as_turns = serving.endpoint == "chat"
         self._auto = serving.send == "auto"
         self._text_sent = serving.send == "text"
         self._own = {name: value for name, value in GREEDY.items() if name not in self.extra}
         self._left_out: list[str] = []
-        self._bos_added = tokenizer is not None and _adds_bos(tokenizer)
-        self._longest_token = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
         self._tokenizer_lock = threading.Lock()
         self._base_url = serving.url
         self._api_key = _key(api_key)
         own_key = [self._api_key] if self._api_key != NO_KEY else []
         self._secrets = [*own_key, *credentials(serving.url)]
-        self._checked = False
+        self._found = self._checked = False
+        self._models = b""
+        self._listed: list[str] | None = None
         self._trial_answer: Completion | None = None
+
+    def use(self, tokenizer: Any) -> None:
+        """Encode with this tokenizer from now on; :meth:`find` needs none, so it can be loaded afterwards."""
+        self.tokenizer = tokenizer
+        self._bos_added = tokenizer is not None and _adds_bos(tokenizer)
+        self._longest_token = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
 
     @property
     def description(self) -> dict[str, Any]:
@@ -123,26 +127,23 @@ class ServerBackend:
             **({"left_out": self._left_out} if self._left_out else {}),
         }
 
-    def check(self) -> str:
-        """Find the model on the server, and detect with a trial request what the server accepts.
+    def find(self) -> str:
+        """Find the model on the server, without a tokenizer.
 
-        Fields of ``GREEDY`` that the server rejects are omitted, and ``auto`` switches from ids to text if needed; the
-        notes report both. A named model need not be in the server's list: ``transformers serve`` lists the models in
-        the Hub cache.
+        A named model need not be in the server's list: ``transformers serve`` lists the models in the Hub cache. Such
+        a model is asked for one token.
 
         Returns:
             The name of the model on the server.
 
         Raises:
-            RopewalkError: if the server cannot be reached, does not serve the model, or rejects fields that determine
-                the answer.
+            RopewalkError: if the server cannot be reached, or does not serve the model.
         """
-        body, listed = b"", None
         # A working server lists its models at once; a wrong address should not take the ten minutes of an answer.
         seconds = min(self.timeout, CHECK_TIMEOUT)
         with self._client(seconds) as client:
             try:
-                body = self._content(client.models.with_raw_response.list, seconds)
+                self._models = self._content(client.models.with_raw_response.list, seconds)
             except FaultError as fault:
                 if fault.status is None:
                     raise RopewalkError(
@@ -164,30 +165,64 @@ class ServerBackend:
                         "--server-model, or correct the address: an OpenAI-compatible address usually ends in /v1"
                     ) from refusal
             else:
-                listed = self._listed(body)
-        self.model = self.model or self._only(listed or [])
-        self.served = self._says(body)
-        with self._client(self.timeout) as client:
-            trial = self._agree(client, listed)
-        self._check_named(trial.model, body, listed or [])
-        self._trial_answer = trial
-        self._checked = True
+                self._listed = self._names_in(self._models)
+        if self.model is None:
+            self.model = self._only(self._listed or [])
+        elif self.model not in (self._listed or ()):
+            self._require_answer()
+        self.served = self._says(self._models)
+        self._found = True
         return self.model
 
-    def _check_named(self, named: str | None, models: bytes, listed: list[str]) -> None:
+    def _require_answer(self) -> None:
+        """Raise if the server does not know the model that is named; any other trouble is for :meth:`check` to see."""
+        turns = (("user", TRIAL),) if self.as_turns else ()
+        with self._client(self.timeout) as client:
+            try:
+                self._create(client, TRIAL, turns, 1)
+            except FaultError:
+                pass
+            except RefusalError as refusal:
+                if refusal.status in (404, 405, UNAUTHORIZED):
+                    raise RopewalkError(self._refused(refusal)) from refusal
+
+    def check(self) -> str:
+        """Find the model on the server, and detect with a trial request what the server accepts.
+
+        Fields of ``GREEDY`` that the server rejects are omitted, and ``auto`` switches from ids to text if needed; the
+        notes report both.
+
+        Returns:
+            The name of the model on the server.
+
+        Raises:
+            RopewalkError: as :meth:`find`, or if the server rejects fields that determine the answer.
+        """
+        if self._text_sent and self.tokenizer is None:
+            raise RopewalkError("send=text needs the model's tokenizer; pass the tokenizer, or set send=ids")
+        if not self._found:
+            self.find()
+        with self._client(self.timeout) as client:
+            trial = self._agree(client)
+        self._check_named(trial.model)
+        self._trial_answer = trial
+        self._checked = True
+        return str(self.model)
+
+    def _check_named(self, named: str | None) -> None:
         """Check that the server answers requests for this model with this model."""
         assert self.model is not None
-        if named is None or names_model(models, self.model, named):
+        if named is None or names_model(self._models, self.model, named):
             return
         what = f"the server at {self.address} answers requests for {self.model} as {one_line(named)}"
-        if self.model in listed:
+        if self.model in (self._listed or ()):
             raise RopewalkError(
                 f"{what}, which is another model; name the model to measure with --server-model"
             )
         # A name that the server does not list may be an alias, such as the name of a deployment.
         self.notes.append(f"{what}; check that this is the model to measure")
 
-    def _listed(self, body: bytes) -> list[str]:
+    def _names_in(self, body: bytes) -> list[str]:
         try:
             return read_models(body)
         except FaultError as fault:
@@ -217,14 +252,14 @@ class ServerBackend:
         return found
 
     def require_length(self, length: int) -> None:
-        """Raise if the server says that its context is shorter than this many tokens; call :meth:`check` first.
+        """Raise if the server says that its context is shorter than this many tokens; call :meth:`find` first.
 
         Raises:
             RopewalkError: names the server and both lengths.
         """
         self.served.require(length, self.address)
 
-    def _agree(self, client: Any, listed: list[str] | None) -> Completion:
+    def _agree(self, client: Any) -> Completion:
         """Send the trial request with fewer and fewer optional fields until the server accepts it.
 
         Returns:
@@ -244,7 +279,7 @@ class ServerBackend:
                     "the server, or correct the address"
                 ) from fault
             except RefusalError as refusal:
-                self._do_without(refusal, listed)
+                self._do_without(refusal)
                 continue
             read = found.prompt_tokens
             # A server that reports no usage gives nothing to compare.
@@ -258,7 +293,7 @@ class ServerBackend:
                 )
             written_otherwise, self._bos_added = True, not self._bos_added
 
-    def _do_without(self, refusal: RefusalError, listed: list[str] | None) -> None:
+    def _do_without(self, refusal: RefusalError) -> None:
         """Omit the fields that a rejection of the trial request names, or raise if none of them is optional."""
         named = [name for name in refusal.named if name in self._own]
         # OpenAI rejects a field with 400, FastAPI with 422.
@@ -280,7 +315,7 @@ class ServerBackend:
                 "encodes to the tokens of its prompt."
             )
             return
-        raise RopewalkError(self._refused(refusal, listed)) from refusal
+        raise RopewalkError(self._refused(refusal)) from refusal
 
     def _note_penalty(self) -> None:
         sent = ", ".join(f"{name} {value:g}" for name, value in self._own.items())
@@ -294,7 +329,7 @@ class ServerBackend:
         # Each further rejection names more fields, so its note replaces the one before.
         self.notes[:] = [each for each in self.notes if "generation_config" not in each] + [note]
 
-    def _refused(self, refusal: RefusalError, listed: list[str] | None) -> str:
+    def _refused(self, refusal: RefusalError) -> str:
         """Return the error message for a rejected trial request."""
         reason = f"the server at {self.address} rejects a request for one token ({refusal})"
         given = [name for name in refusal.named if name in self.extra]
@@ -303,15 +338,16 @@ class ServerBackend:
             return f"the server at {self.address} cannot be used: {refusal}"
         if refusal.status == UNAUTHORIZED:
             return self._no_access(refusal)
-        if refusal.status in (404, 405) and self.model in (listed or ()):
+        if refusal.status in (404, 405) and self.model in (self._listed or ()):
             path, remedy = "/completions", "add --chat --endpoint chat"
             if self.as_turns:
                 path, remedy = "/chat/completions", "remove --endpoint chat"
             return f"the server at {self.address} serves {self.model}, but has no endpoint {path} ({refusal}); {remedy}"
         if refusal.status == 404:
-            if listed is None:
+            if self._listed is None:
                 return f"{reason}; an OpenAI-compatible address usually ends in /v1"
-            return f"the server at {self.address} does not serve {self.model}; it serves {_names(listed)} ({refusal})"
+            others = _names(self._listed)
+            return f"the server at {self.address} does not serve {self.model}; it serves {others} ({refusal})"
         if given:
             return f"{reason}; remove {' and '.join(given)} from --server-extra"
         if not self._text_sent and set(needed) <= {"prompt"} and "prompt" in str(refusal):
@@ -456,25 +492,33 @@ class ServerBackend:
         return completion
 
     def _request(self, client: Any, request: GenerationRequest) -> bytes:
+        prompt: str | list[int] = ""
+        if not self.as_turns:
+            prompt = self._text(request.input_ids) if self._text_sent else list(request.input_ids)
+        return self._create(client, prompt, request.turns, request.max_new_tokens)
+
+    def _create(
+        self, client: Any, prompt: str | list[int], turns: Sequence[tuple[str, str]], max_new_tokens: int
+    ) -> bytes:
+        """Ask for an answer to a prompt, or to turns at an endpoint of chats."""
         if self.as_turns:
-            messages = [{"role": role, "content": text} for role, text in request.turns]
+            messages = [{"role": role, "content": text} for role, text in turns]
             return self._content(
                 client.chat.completions.with_raw_response.create,
                 self.timeout,
                 model=self.model,
                 messages=messages,
-                max_tokens=request.max_new_tokens,
+                max_tokens=max_new_tokens,
                 temperature=0.0,
                 extra_body={**self._own, **self.extra},
             )
-        prompt = self._text(request.input_ids) if self._text_sent else list(request.input_ids)
         return self._content(
             client.completions.with_raw_response.create,
             self.timeout,
             model=self.model,
             # The client inspects each element of `prompt`, a second for 128K ids, so the ids go into extra_body.
             prompt="",
-            max_tokens=request.max_new_tokens,
+            max_tokens=max_new_tokens,
             temperature=0.0,
             extra_body={**self._own, **self.extra, "prompt": prompt},
         )

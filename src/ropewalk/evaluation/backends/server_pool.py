@@ -26,7 +26,8 @@ class ServerPool:
         self, backends: Sequence[ServerBackend], report: Callable[[str], None] = lambda text: None
     ) -> None:
         self.backends, self.report = list(backends), report
-        self._checked = False
+        self.checked = False
+        """Whether :meth:`check` has accepted the servers."""
 
     @property
     def as_turns(self) -> bool:
@@ -44,6 +45,20 @@ class ServerPool:
         addresses = [each.address for each in self.backends]
         more = {"addresses": addresses} if len(addresses) > 1 else {}
         return self.backends[0].description | more
+
+    def find(self) -> None:
+        """Find the model on every server; no tokenizer is needed for it.
+
+        Raises:
+            RopewalkError: as :meth:`ServerBackend.find`.
+        """
+        for each in self.backends:
+            each.find()
+
+    def use(self, tokenizer: Any) -> None:
+        """Encode with this tokenizer; see :meth:`ServerBackend.use`."""
+        for each in self.backends:
+            each.use(tokenizer)
 
     def check(self) -> str:
         """Check every server, and that all serve the same model and accept the same requests.
@@ -72,11 +87,11 @@ class ServerPool:
                     f"the servers at {first.address} and {other.address} differ ({'; '.join(differing)}), so their "
                     "answers cannot be counted together; give servers that serve the same model with the same program"
                 )
-        self._checked = True
+        self.checked = True
         return name
 
     def require_length(self, length: int) -> None:
-        """Raise if a server says that its context is shorter than this many tokens; call :meth:`check` first.
+        """Raise if a server says that its context is shorter than this many tokens; call :meth:`find` first.
 
         Raises:
             RopewalkError: names the server and both lengths.
@@ -92,7 +107,7 @@ class ServerPool:
             RunFailure: as :meth:`ServerBackend.answers`, if no server is left.
         """
         check_requests(requests)
-        if requests and not self._checked:
+        if requests and not self.checked:
             self.check()
         return answers_of(self.backends, requests, self.report)
 
