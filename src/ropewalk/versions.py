@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from importlib.util import find_spec
 
 VERSION = "0.1.0"
 """Of ropewalk."""
 LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not imported for that."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def software_versions(libraries: tuple[str, ...] = LIBRARIES) -> dict[str, str]:

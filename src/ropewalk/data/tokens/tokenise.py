@@ -24,6 +24,7 @@ from ropewalk.data.tokens.chat import (
     encode_conversation,
     token_ids,
 )
+from ropewalk.data.tokens.light_tokenizer import light_tokenizer
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import (
     check_model_place,
@@ -33,6 +34,7 @@ from ropewalk.io.files import (
     refuse_adapter,
     refuse_lfs_pointer,
 )
+from ropewalk.versions import is_installed
 
 Progress = Callable[[int, int], None]
 """Called again and again with the numbers of documents and tokens so far."""
@@ -68,6 +70,8 @@ class SpecialTokens:
 def load_tokenizer(path_or_name: str, embedding_rows: int | None = None) -> Any:
     """Load a transformers tokenizer from a folder, the Hub, or ``embedded``, without running code of its repository.
 
+    Without transformers, it is a :class:`~ropewalk.data.tokens.light_tokenizer.LightTokenizer`.
+
     Args:
         path_or_name: folder or Hub id.
         embedding_rows: rows of the embedding of the model that reads the tokens (``vocab_size``); None if no model
@@ -77,13 +81,31 @@ def load_tokenizer(path_or_name: str, embedding_rows: int | None = None) -> Any:
         RopewalkError: if there is no tokenizer, or it has no fast (``tokenizers``) backend, no ordinary tokens, or more
             tokens than the model's embedding has rows.
     """
-    from transformers import AutoTokenizer
-
     path = resolve_model(path_or_name)
     check_model_place(path)
     refuse_adapter(path, beside_weights=False)
     for file in Path(path).glob("tokenizer.*"):
         refuse_lfs_pointer(file)
+    tokenizer = (
+        _of_transformers(path, path_or_name) if is_installed("transformers") else light_tokenizer(path)
+    )
+    # transformers makes such a one of a folder without files of a tokenizer: all text would become unknown tokens.
+    if len(tokenizer.get_added_vocab()) >= len(tokenizer):
+        raise RopewalkError(
+            f"the tokenizer of {path_or_name!r} has only special tokens; add the model's tokenizer.json"
+        )
+    # An embedding with more rows than the tokenizer has tokens is fine: many are padded to a round number.
+    if embedding_rows is not None and _tokens_of_text(tokenizer) > embedding_rows:
+        raise RopewalkError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model's embedding has only {embedding_rows} rows; use "
+            "the tokenizer that belongs to the model"
+        )
+    return tokenizer
+
+
+def _of_transformers(path: str, path_or_name: str) -> Any:
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except TOKENIZER_ERRORS as error:
@@ -99,17 +121,6 @@ def load_tokenizer(path_or_name: str, embedding_rows: int | None = None) -> Any:
         raise RopewalkError(
             f"the tokenizer of {path_or_name!r} is a {type(tokenizer).__name__} without a tokenizer.json; "
             "convert it to a fast tokenizer"
-        )
-    # transformers makes such a one of a folder without files of a tokenizer: all text would become unknown tokens.
-    if len(tokenizer.get_added_vocab()) >= len(tokenizer):
-        raise RopewalkError(
-            f"the tokenizer of {path_or_name!r} has only special tokens; add the model's tokenizer.json"
-        )
-    # An embedding with more rows than the tokenizer has tokens is fine: many are padded to a round number.
-    if embedding_rows is not None and _tokens_of_text(tokenizer) > embedding_rows:
-        raise RopewalkError(
-            f"the tokenizer has {len(tokenizer)} tokens, but the model's embedding has only {embedding_rows} rows; use "
-            "the tokenizer that belongs to the model"
         )
     return tokenizer
 
