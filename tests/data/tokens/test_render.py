@@ -1,15 +1,18 @@
 """Chat templates in a process of their own: the texts of transformers, and one sentence for all that goes wrong."""
 
 import os
+import re
 import threading
 import time
 
 import pytest
+from jinja2 import TemplateError
 
 from ropewalk.data.tokens import render as module
 from ropewalk.data.tokens.render import render
 from ropewalk.errors import RopewalkError
 from tests.data.tiny_tokenizer import make_tokenizer
+from tests.versions import needs_transformers
 
 TALK = [{"role": "user", "content": "Grüße 🙂 \ufdd0"}, {"role": "assistant", "content": "</s>"}]
 TEMPLATE = (
@@ -40,6 +43,61 @@ def test_texts_are_those_of_transformers():
         for stop, prompt in ((2, False), (1, True), (2, True))
     ]
     assert render(TEMPLATE, {"bos_token": "<s>"}, TALK, [(2, False), (1, True), (2, True)], tools) == theirs
+
+
+FEATURES = {
+    "blocks are trimmed": "  {% if true %}\n  a\n  {% endif %}\n\tb{# c #}\n",
+    "loop controls": "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% continue %}{% endif %}{{ loop.index }}{% endfor %}",
+    "generation": "{% set x = 1 %}{%- generation -%}\n{% set x = 2 %}{{ x }}\n{%- endgeneration %}{{ x }}",
+    "tojson": "{{ messages | tojson }}{{ messages | tojson(indent=2, sort_keys=true) }}"
+    "{{ '<é>' | tojson(ensure_ascii=true) }}{{ {'a': 1} | tojson(separators=(',', ':')) }}",
+    "strftime_now": "{{ strftime_now('%Y') | int > 2000 }}",
+    "namespace": "{% set n = namespace(a=1, self=2) %}{% set n.b = 3 %}{{ n.a }}{{ n.self }}{{ n.b }}",
+    "documents": "{{ documents is none }}{{ tools is none }}{{ add_generation_prompt }}{{ missing }}",
+    "changes": "{{ messages.append(1) }}",
+    "raise_exception": "{{ raise_exception('no') }}",
+}
+NEWER = {
+    "dict": "{{ dict(c=3) }}{{ dict.fromkeys('ab', 1) }}{{ dict.keys is defined }}",
+    "null keys": "{% for m in messages %}{{ m.content is defined }}{{ m.tool_calls is defined }}{{ m | length }}"
+    "{% endfor %}",
+    "thoughts": "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }};{% endfor %}",
+    "underscores": "{% set n = namespace(_a=1) %}",
+    "underscores set later": "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+}
+"""Features that older transformers lack."""
+MORE = [
+    {"role": "assistant", "content": None, "reasoning": "a"},
+    {"role": "assistant", "content": "b", "thinking": "c", "tool_calls": None},
+    {
+        "role": "assistant",
+        "content": "<d>",
+        "reasoning_content": "e",
+        "thinking": "f",
+        "tool_calls": [{"n": None}],
+    },
+]
+
+
+@pytest.mark.parametrize("feature", [*FEATURES, *NEWER])
+@pytest.mark.parametrize("prompt", [False, True])
+def test_what_transformers_adds_to_jinja_is_there(feature: str, prompt: bool):
+    talk, template = [*TALK, *(MORE if feature in NEWER else ())], {**FEATURES, **NEWER}[feature]
+    if feature in NEWER:
+        needs_transformers("5.24", "the newest of what templates may rely on")
+    tokenizer = make_tokenizer(bos=None, eos=None)
+    options = {"chat_template": template, "add_generation_prompt": prompt, "tokenize": False}
+    if feature in ("changes", "raise_exception", "underscores", "underscores set later"):
+        with pytest.raises(TemplateError) as error:
+            tokenizer.apply_chat_template(talk, **options)
+        # Their reason for names with an underscore is in other words.
+        said = "underscore" if "underscore" in str(error.value) else re.escape(str(error.value))
+        with pytest.raises(RopewalkError, match=said):
+            render(template, {}, talk, [(len(talk), prompt)])
+    else:
+        theirs = tokenizer.apply_chat_template(talk, **options)
+        assert render(template, {}, talk, [(len(talk), prompt)]) == [theirs]
 
 
 FAULTS = {
