@@ -38,6 +38,11 @@ def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(
         (["extend"], "missing argument RECIPE"),
         (["extend", "demo", "--st", "a=1"], "unknown option --st; did you mean --set?"),
         (["eval", "x", "--samples", "many"], "--samples"),
+        (["init", "x", "--target", "8k", "y"], "unexpected argument 'y' (see"),
+        (
+            ["init", "x", "--documents", "books", "code", "--target", "8k"],
+            "unexpected argument 'code'; write --documents before each of its values",
+        ),
         (["rope", "plan", "embedded", "--from", "x", "--to", "8k"], "--from: 'x' is not a length"),
         (["extend", "demo", "--set", "output"], "--set needs key=value"),
         (["audit", "embedded", "--twi"], "unknown option --twi;"),

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
-from ropewalk.io.lengths import format_length, parse_length
+from ropewalk.io.lengths import duration, format_length, parse_length
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,20 @@ def test_format_is_short() -> None:
         "1536",
         "1M",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0.034, "0.034 seconds"),
+        (9.3, "9.3 seconds"),
+        (40.4, "40 seconds"),
+        (119, "119 seconds"),
+        (120, "2 minutes"),
+        (5400, "90 minutes"),
+        (7200, "2.0 hours"),
+        (4_000_000, "1,111.1 hours"),
+    ],
+)
+def test_durations_have_the_unit_that_people_would_use(seconds: float, written: str) -> None:
+    assert duration(seconds) == written

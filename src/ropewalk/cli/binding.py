@@ -58,6 +58,8 @@ UsageErrors = cyclopts.CycloptsError
 
 HELP_FLAGS = ("--help", "-h")
 ARGUMENTS, OPTIONS = "Arguments", "Options"
+REPEATED = " May be repeated."
+"""What the help says of an option of which each value counts."""
 A_SLIP = 10**9
 """Bounds from this value on only catch typing errors, so the help does not show them."""
 METAVARS = {int: "INTEGER", float: "NUMBER", Path: "PATH", str: "TEXT"}
@@ -302,9 +304,7 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
     shown = Parameter(
         **grouped,
         name=None if setting.positional else setting.name,
-        help=(field.description or "")
-        + (" May be repeated." if setting.option.repeated else "")
-        + _bounds(field),
+        help=(field.description or "") + (REPEATED if setting.option.repeated else "") + _bounds(field),
         negative=_negative(setting),
         metavar=_metavar(setting),
         choices=_choices(field.annotation),
@@ -460,8 +460,19 @@ def usage_sentence(error: cyclopts.CycloptsError) -> str:
             name = error.argument.name if option else error.argument.parameter.metavar or error.argument.name
             return f"missing {'option' if option else 'argument'} {name}"
         case UnusedCliTokensError():
-            return f"unexpected argument {unused!r}"
+            return f"unexpected argument {unused!r}{_repeat(error, unused)}"
     return " ".join(str(error).split())
+
+
+def _repeat(error: cyclopts.CycloptsError, unused: str) -> str:
+    """What is said of a second value after an option that takes several: ``--documents books code``."""
+    before = (error.root_input_tokens or [])[: (error.root_input_tokens or [unused]).index(unused)]
+    option = next((token for token in reversed(before) if token.startswith("--")), None)
+    if error.app is None or option is None:
+        return ""
+    known = [each for each in error.app.assemble_argument_collection() if option in each.names]
+    several = any(REPEATED in str(each.parameter.help) for each in known)
+    return f"; write {option} before each of its values" if several else ""
 
 
 def _unknown_option(typed: str, known: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from ropewalk.dry_run.run import plan as plan_recipe
 from ropewalk.dry_run.settings import HardwareSettings, InitSettings
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import write_text
+from ropewalk.io.lengths import duration
 from ropewalk.io.results import Result
 from ropewalk.models.config.parameters import count_parameters
 from ropewalk.parallel.context import RunContext
@@ -139,10 +140,10 @@ def _words(planned: PlannedRun, stage: PlannedStage, peak: int, only: str = "") 
     """What a stage takes, in a sentence without its full stop."""
     where = f"{planned.ranks} GPU{'s' * (planned.ranks != 1)}" if stage.device == "cuda" else "the CPU"
     shares = "" if planned.ranks == 1 else f" with the mesh {stage.mesh}"
-    hours = "" if only or stage.time is None else f", about {stage.time.hours:,.1f} hours"
+    time = "" if only or stage.time is None else f", about {duration(3600 * stage.time.hours)}"
     return (
         f"A dry run on {where}{shares}: a peak of {peak / 1e9:,.3g} GB, where a run may fill {only}"
-        f"{stage.usable / 1e9:,.3g} GB{hours}"
+        f"{stage.usable / 1e9:,.3g} GB{time}"
     )
 
 

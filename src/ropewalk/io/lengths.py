@@ -1,4 +1,4 @@
-"""Lengths in tokens and counts as people write them: 131072, 128k, 1M; 1 row, 2,000 rows."""
+"""Lengths in tokens, counts and times as people write them: 128k, 1M; 1 row, 2,000 rows; 40 seconds, 9 hours."""
 
 from __future__ import annotations
 
@@ -51,3 +51,17 @@ def format_length(tokens: int) -> str:
 def counted(number: int, thing: str) -> str:
     """Format a number with its noun ("1 document", "2,000 tokens")."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def duration(seconds: float) -> str:
+    """Format a time with the unit that people would use.
+
+    Example:
+        >>> duration(95), duration(2082), duration(33552)
+        ('95 seconds', '35 minutes', '9.3 hours')
+    """
+    if seconds < 10:
+        return f"{seconds:.2g} seconds"
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"

@@ -280,10 +280,14 @@ def _practice(base: float, target_length: int) -> list[str]:
         return []
     low, high = near[0], near[-1]
     middle = statistics.median(each.new_theta for each in near)
-    text = (
-        f"Published models for about {target_length:,} tokens use bases from {low.new_theta:,.0f} ({low.model}) to "
-        f"{high.new_theta:,.0f} ({high.model}); the median of {len(near)} is {middle:,.0f}"
-    )
+    text = f"Published models for about {target_length:,} tokens use "
+    if low.new_theta < high.new_theta:
+        text += (
+            f"bases from {low.new_theta:,.0f} ({low.model}) to {high.new_theta:,.0f} ({high.model}); the median of "
+            f"{len(near)} is {middle:,.0f}"
+        )
+    else:
+        text += f"base {low.new_theta:,.0f} ({', '.join(dict.fromkeys(each.model for each in near))})"
     # Practice is no rule: a base far outside it is worth a comparison, not a refusal.
     if base > _FAR * high.new_theta:
         text += (

@@ -46,7 +46,7 @@ def _stages(result: PlannedRun) -> ResultTable:
                 f"{stage.time.tokens_per_second:,.0f}",
                 f"{stage.time.utilisation:.0%}",
                 f"{stage.time.days_per_billion_tokens:.2g}",
-                f"{stage.time.hours:.3g} h",
+                f"{stage.time.hours:.3g} h" if stage.time.hours >= 1 else _seconds(3600 * stage.time.hours),
             ]
             cells += [_cost(stage.time.cost)] if stage.time.cost is not None else []
         rows.append(tuple(cells))

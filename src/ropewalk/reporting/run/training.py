@@ -15,7 +15,7 @@ from ropewalk.evaluation.score_rows import ScoreRow, score_during, score_rows
 from ropewalk.evaluation.tasks.passkey import SUITE
 from ropewalk.experiments.finished_runs import cost_of
 from ropewalk.io.files import parse_json
-from ropewalk.io.lengths import format_length
+from ropewalk.io.lengths import duration, format_length
 from ropewalk.models.checkpoint.card import CARD, is_own_card
 from ropewalk.models.config.auto_class import name_of_class
 from ropewalk.models.config.file import read_config_file
@@ -75,7 +75,7 @@ def _cost(output: Path) -> dict[str, object]:
     cost = cost_of(output)
     if cost.tokens_per_second is None:
         return {}
-    time = f"{cost.hours:,.1f} hours" if cost.hours >= 0.1 else f"{cost.hours * 3600:,.1f} seconds"
+    time = duration(3600 * cost.hours)
     return {"Cost": f"{time} of training, {cost.tokens_per_second:,.0f} tokens per second"}
 
 
