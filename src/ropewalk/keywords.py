@@ -177,7 +177,7 @@ class EvaluateKeywords(TypedDict, total=False):
     rope: str | PathLike[str] | None
     rows: int
     ruler: Mapping[str, Any] | Settings
-    samples: int
+    samples: int | None
     samples_dir: str | PathLike[str] | None
     seed: int
     send: Literal["auto", "ids", "text"]

@@ -184,7 +184,7 @@ def _record(
         # Lengths given for each suite are not listed here, but in the settings.
         "lengths": settings.lengths_of(""),
         "text": config.text if reads_text(settings) else None,
-        "settings": settings.to_json(),
+        "settings": {**settings.to_json(), "samples": settings.sample_counts()},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "results": [result.to_json() for result in results],
         "summary": summarise(results, settings.threshold),

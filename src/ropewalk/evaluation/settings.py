@@ -10,7 +10,7 @@ from pydantic import Field, create_model, model_validator
 
 from ropewalk.evaluation.backends.serving import Serving
 from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, chosen_suites
-from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings
+from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings, GeneratedSuite
 from ropewalk.io.settings import (
     COMMON,
     DOCUMENTS,
@@ -122,7 +122,15 @@ class _Checked(BenchmarkSettings):
         read_settings = {name for suite in chosen_suites(self) for name in suite.settings}
         # Without a chat template, these have no place; an evaluation of an earlier version can go on.
         without = ("threshold", *(() if self.chat else ("system_prompt", "thinking_tokens")))
-        return {k: v for k, v in self._flat(read_settings).items() if k not in without}
+        known = self._flat(read_settings) | {"samples": self.sample_counts()}
+        return {k: v for k, v in known.items() if k not in without}
+
+    def sample_counts(self) -> int | dict[str, int] | None:
+        """The number of samples; by suite if suites differ, None if none has prompts."""
+        if self.samples is not None:
+            return self.samples
+        counts = {s.name: s.samples_of(self) for s in chosen_suites(self) if isinstance(s, GeneratedSuite)}
+        return counts if len({*counts.values()}) > 1 else next(iter(counts.values()), None)
 
     def _flat(self, own: Any) -> dict[str, Any]:
         values = self.model_dump(mode="python")

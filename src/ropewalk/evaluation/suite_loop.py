@@ -150,7 +150,7 @@ def check_evaluation(
                 f"the suite {suite.name} needs lengths in tokens, but none were given; add --lengths"
             )
     tasks = [
-        (name, task, suite.lengths_at(task, settings, encoder))
+        (name, task, suite.lengths_at(task, settings, encoder), suite.samples_of(settings))
         for suite in suites
         if isinstance(suite, GeneratedSuite)
         for name, task in generated_tasks(suite, chosen[suite.name], settings).items()
@@ -159,11 +159,11 @@ def check_evaluation(
     requested = [
         length for suite in suites if suite.needs_lengths(settings) for length in suite.lengths_of(settings)
     ]
-    longest = max([*requested, *(n for _, _, lengths in tasks for n in lengths)], default=0)
+    longest = max([*requested, *(n for _, _, lengths, _ in tasks for n in lengths)], default=0)
     _check_stated(under_test, longest, settings)
     if isinstance(under_test.backend, HasContext):
         under_test.backend.require_length(longest)
-    check_lengths(tasks, encoder, settings.samples, settings.seed)
+    check_lengths(tasks, encoder, settings.seed)
     # Everything is checked before the first measurement: a task that fails after hours would lose them.
     if documents is not None and _gives_likelihoods(under_test):
         given = LikelihoodInput(under_test, settings, documents)
@@ -280,7 +280,7 @@ class _SuiteLoop:
         reason = task.unavailable()
         if reason is not None:
             return TaskResult.not_run(suite.name, task.name, length, reason)
-        count, seed, thinking = self.settings.samples, self.settings.seed, encoder.thinking
+        count, seed, thinking = suite.samples_of(self.settings), self.settings.seed, encoder.thinking
         # The thoughts take their tokens from the prompt, so that everything fits in the length.
         fitted = cached_samples(task, encoder, length - thinking, count, seed, self.stores.samples)
         samples = (
@@ -305,7 +305,7 @@ class _SuiteLoop:
             reason = "a server does not return the most likely tokens of a given text; measure the checkpoint itself"
         if reason is not None:
             return TaskResult.not_run(suite.name, TEACHER_FORCED, length, reason)
-        count, seed = self.settings.samples, self.settings.seed
+        count, seed = suite.samples_of(self.settings), self.settings.seed
         samples = cached_samples(task, encoder, length, count, seed, self.stores.samples)
         # If the suite's own tasks generate answers, the results must say that this one did not.
         scoring = {} if suite.teacher_forced else {"scored": "teacher-forced"}

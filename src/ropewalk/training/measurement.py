@@ -432,7 +432,7 @@ def prompt_suites(evaluation: Evaluation, seed: int, tokenizer: Any, sharded: bo
         if isinstance(suite, GeneratedSuite) and suite.needs_lengths(settings):
             tasks = generated_tasks(suite, chosen[suite.name], settings).values()
             there = [task for task in tasks if task.unavailable() is None]
-            found.append(PromptSuite(suite.name, there, encoder, settings.samples, settings.seed))
+            found.append(PromptSuite(suite.name, there, encoder, suite.samples_of(settings), settings.seed))
     return found
 
 

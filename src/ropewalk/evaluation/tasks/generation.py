@@ -15,18 +15,17 @@ from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
 
 
 def check_lengths(
-    tasks: Sequence[tuple[str, Task, Sequence[int]]], encoder: PromptEncoder, count: int, seed: int
+    tasks: Sequence[tuple[str, Task, Sequence[int], int]], encoder: PromptEncoder, seed: int
 ) -> None:
     """Raise if a prompt does not fit in a length; the message lists every such task with the length it needs.
 
     Args:
-        tasks: tasks that can run, each with its name and its lengths in tokens.
+        tasks: tasks that can run, each with its name, its lengths in tokens and its number of samples.
         encoder: encodes the prompts and counts their tokens.
-        count: number of samples.
         seed: random seed of the samples.
     """
     short: dict[int, dict[tuple[str, str], int]] = {}
-    for name, task, lengths in tasks:
+    for name, task, lengths, count in tasks:
         for length in lengths:
             try:
                 # The call itself raises; its samples are lazy and never generated here.

@@ -194,7 +194,7 @@ def _tasks(settings: BenchmarkSettings) -> dict[str, LinesTask]:
 def _own_lengths(task: Task, settings: BenchmarkSettings, encoder: PromptEncoder) -> list[int] | None:
     """Return the length that a record with a fixed number of lines needs."""
     if isinstance(task, LinesTask) and task.lines is not None:
-        return [task.needed_length(encoder, settings.samples, settings.seed)]
+        return [task.needed_length(encoder, SUITE.samples_of(settings), settings.seed)]
     return None
 
 

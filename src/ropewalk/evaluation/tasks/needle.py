@@ -226,4 +226,5 @@ SUITE = GeneratedSuite(
     tasks=_tasks,
     metrics={"all": share_of_references},
     teacher_forced=True,
+    sharing=lambda settings: settings.of(NeedleSettings).depths,
 )

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 TEACHER_FORCED = "teacher_forced"
 """Name of teacher-forced tasks, which score given answers instead of generated ones (see ``teacher_forced``)."""
 
+SAMPLES_ALONE, SAMPLES_EACH = 50, 20
+"""Default numbers of prompts of a task that has a score of its own, and of each of several tasks or depths that share
+one. An interval confirms a length if its low end is above the threshold; for 20 right answers of 20 it is 83.9 %."""
+
 Figure: TypeAlias = Literal["by length", "by depth", "tasks", "by position", "bars"]
 """Kind of a suite's figure: scores by length, a grid of depths and lengths, curves of many tasks, perplexity by
 position in a row, or one bar per task."""
@@ -78,10 +82,11 @@ class BenchmarkSettings(BaseSettings):
         "default tasks.",
     )
     exclude: CommaList = Field(default=(), description="Tasks not to run, such as niah_multikey_3,cwe.")
-    samples: Annotated[Count, COMMON] = Field(
-        default=20,
+    samples: Annotated[Count | None, COMMON] = Field(
+        default=None,
         ge=1,
-        description="Number of prompts per task and length; in the suite needle, per depth and length.",
+        description="Number of prompts per task and length; in the suite needle, per depth and length. Default: "
+        f"{SAMPLES_ALONE}, or {SAMPLES_EACH} in each of several tasks or depths with a common score.",
     )
     rows: Count = Field(
         default=16,
@@ -110,7 +115,8 @@ class BenchmarkSettings(BaseSettings):
         ge=0,
         le=100,
         description="Threshold in percent for the effective length: the longest length up to which a task's score, or "
-        "RULER's mean score, is above the threshold. The default is Llama 2 7B's score on RULER at 4k.",
+        "RULER's mean score, is above the threshold. The default is Llama 2 7B's score on RULER at 4k. The 95 % "
+        "intervals can confirm a length only with 23 or more samples.",
     )
     beyond_config: bool = Field(
         default=False, description="Allow lengths above max_position_embeddings of the config."
@@ -184,6 +190,7 @@ class GeneratedSuite(Suite):
             requested lengths.
         mean: returns summary results, given the results and the names of the requested tasks.
         without_lengths: returns whether the suite can run without lengths; if not set, it cannot.
+        sharing: returns the number of tasks or depths whose mean is the score; if not set, each task has its own.
     """
 
     tasks: Callable[[BenchmarkSettings], Mapping[str, Task]]
@@ -192,6 +199,13 @@ class GeneratedSuite(Suite):
     task_lengths: Callable[[Task, BenchmarkSettings, PromptEncoder], list[int] | None] | None = None
     mean: Callable[[Sequence[TaskResult], Sequence[str]], list[TaskResult]] | None = None
     without_lengths: Callable[[BenchmarkSettings], bool] | None = None
+    sharing: Callable[[BenchmarkSettings], int] | None = None
+
+    def samples_of(self, settings: BenchmarkSettings) -> int:
+        """Return the number of prompts per task and length, in a grid of depths per depth and length."""
+        if settings.samples is not None:
+            return settings.samples
+        return SAMPLES_EACH if self.sharing is not None and self.sharing(settings) > 1 else SAMPLES_ALONE
 
     def known(self, settings: BenchmarkSettings) -> list[str]:
         return [*self.tasks(settings), *([TEACHER_FORCED] if self.teacher_forced else [])]

@@ -27,9 +27,13 @@ from ropewalk.io.settings import ONWARD, Count, Length, Settings, explain
 ROWS = ("perplexity", "perplexity")
 """The suite and task that are computed on rows packed from documents."""
 SHARED = ("rows", "samples", "tasks", "exclude", "chat")
-"""Settings of ``ropewalk eval`` that a recipe takes over unchanged."""
-DEFAULTS = {"samples": 10}
-"""Defaults in a recipe that differ from those of ``ropewalk eval``."""
+"""Settings of ``ropewalk eval`` that a recipe takes over."""
+SAMPLES = Field(
+    default=10,
+    ge=1,
+    description="Number of prompts per task and length; in the suite needle, per depth and length.",
+)
+"""Fewer than in ``ropewalk eval``: a recipe measures several times, to compare, and rarely to confirm a length."""
 
 
 class During(Settings):
@@ -81,8 +85,7 @@ def _composed() -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name in SHARED:
         field = shared[name]
-        # A default set on a copy of the field is passed over by pydantic 2.12.
-        fields[name] = (Annotated[field.annotation, field], DEFAULTS.get(name, field.default))
+        fields[name] = (Count, SAMPLES) if name == "samples" else (field.annotation, field)
     return fields | {
         name: (kind, Field(default=kind(), description=kind.__doc__)) for name, kind in OWN.items()
     }

@@ -216,6 +216,12 @@ def _mean(results: Sequence[TaskResult], selected: Sequence[str]) -> list[TaskRe
     return overall_results(results, {name: "not selected" for name in PUBLISHED if name not in selected})
 
 
+def _sharing(settings: BenchmarkSettings) -> int:
+    named = [name for name in (*PUBLISHED, *EMBEDDED) if name in settings.tasks]
+    # Those of the overall score.
+    return len({*PUBLISHED} & {*(named or PUBLISHED)} - {*settings.exclude})
+
+
 SUITE = GeneratedSuite(
     name="ruler",
     title="RULER",
@@ -225,4 +231,5 @@ SUITE = GeneratedSuite(
     tasks=_tasks,
     metrics={"all": share_of_references, "part": any_reference},
     mean=_mean,
+    sharing=_sharing,
 )
