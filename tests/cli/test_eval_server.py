@@ -56,19 +56,24 @@ def test_server_answers_like_a_model_and_hostile_text_is_harmless(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    with CompletionServer(knowing(checkpoint, hostile=True)) as server:
+    with CompletionServer(knowing(checkpoint, hostile=True), models=["org/served"]) as server:
         assert run(checkpoint, *ASKED, "--server", server.url, "--out", out, "--concurrency", 3) == 0
         assert server.most_under_way <= 3
         assert len(server.requests) == 8
     printed = capsys.readouterr()
     assert "100.0" in printed.out
+    assert printed.out.startswith(f"org/served on the server {server.url}\n")
     assert "\x1b[31m" not in printed.out
     page = (out / "report.html").read_text()
     assert "<script>" not in page
+    # The model is the one that answered, not the folder of its tokenizer.
+    assert re.search(r"<h1[^>]*>Evaluation of org/served</h1>", page)
+    assert "served: passkey" in html.unescape(page)
     assert "\x1b" not in page
     record = json.loads((out / "results.json").read_text())
     assert [r["score"] for r in record["results"]] == [100, 100]
     assert record["model_sha256"] is None
+    assert (record["model"], record["tokenizer"]) == ("org/served", str(checkpoint))
     assert record["backend"]["kind"] == "server"
     assert record["summary"]["effective_length"][0]["length"] == 500
 

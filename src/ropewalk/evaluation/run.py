@@ -152,7 +152,11 @@ def evaluate(
         results = found[runs[0].step_name] if average is None else mean_over_checkpoints(found)
         several = () if average is None else zip(identities, map(tuple, found.values()), strict=True)
         identity = identities[0] if average is None else {"checkpoints": identities}
-        record = _record(config, settings, identity, results)
+        named = {"model": config.model}
+        if servers is not None:
+            # MODEL is only its tokenizer.
+            named = {"model": str(servers.backends[0].model), "tokenizer": config.model}
+        record = _record(config, settings, {**named, **identity}, results)
         result = EvaluationResult(record, tuple(results), tuple(several))
         # Results are written once, by rank 0; the other ranks have the same values.
         if context.is_rank_0:
@@ -179,7 +183,6 @@ def _record(
 
     return {
         **identity,
-        "model": config.model,
         "suites": list(settings.suites),
         # Lengths given for each suite are not listed here, but in the settings.
         "lengths": settings.lengths_of(""),

@@ -52,6 +52,7 @@ MOST_IN_FACT = 500
 # Keys of a record, or of its settings, and their labels on the page, in reading order.
 FACTS = {
     "model": "Model",
+    "tokenizer": "Tokenizer",
     "findings": "Summary",
     "digest": "Digest of the model",
     "model_sha256": "SHA-256 of the model",
@@ -290,6 +291,11 @@ def _fact_text(value: Any) -> str:
 
 def describe_evaluation(result: EvaluationResult, out: Path | None) -> Iterator[Part]:
     """The results as tables, a summary in sentences, and the path of the report page."""
+    backend = result.record.get("backend", {})
+    if "address" in backend:
+        # The command names a server, and perhaps not its model.
+        yield shown(f"{result.record['model']} on the server {backend['address']}", MOST_IN_FACT)
+        yield ""
     for number, table in enumerate(evaluation_tables({str(result.record["model"]): result.results})):
         if number:
             yield ""
