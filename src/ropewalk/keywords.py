@@ -44,7 +44,9 @@ class PackKeywords(TypedDict, total=False):
     """Keywords of :func:`ropewalk.pack`."""
 
     address: str | None
+    anchor_token: str | None
     bos: Literal["auto", "document", "row", "none"]
+    bos_token: str | None
     chunk_cuts: str | Sequence[float]
     chunk_max: str | int
     chunk_min: str | int
@@ -53,6 +55,7 @@ class PackKeywords(TypedDict, total=False):
     documents: int
     engine: Literal["embedded", "ray"]
     eos: bool
+    eos_token: str | None
     fraction: float
     interleave: Mapping[str, Any] | Settings | bool | None
     length: str | int

@@ -48,15 +48,16 @@ def test_boundaries_tags_anchor_and_padding_are_visible(rows: Path) -> None:
     printed, remarks = call("preview", rows, "--tokens", 5)
     assert remarks == ""
     lines = printed.splitlines()
-    assert lines[2] == "sequence 0 of 1: 512 tokens, 3 documents, pattern anchor"
-    assert lines[3] == "  ⟦«<s>»⟧  anchor, token 0"
+    assert lines[1] == "tokens added to documents: anchor <s> (bos_token), document end </s> (eos_token)"
+    assert lines[3] == "sequence 0 of 1: 512 tokens, 3 documents, pattern anchor"
+    assert lines[4] == "  ⟦«<s>»⟧  anchor, token 0"
     # 2 bytes of tag, 33 of text, EOS.
-    assert lines[4] == "■ document 0, web, tokens 1..36 (36)"
-    assert lines[5] == "  ⟦T:⟧a↵b … 26 tokens … cccc«</s>»"
-    assert lines[6].startswith("■ document 1, ev\\x1bil, tokens 37..")
-    assert lines[8].startswith("■ document 2, web, tokens ")
-    assert re.fullmatch(r"□ padding, tokens [\d]+\.\.511 \([\d]+\), not trained on", lines[10])
-    assert len(lines) == 11
+    assert lines[5] == "■ document 0, web, tokens 1..36 (36)"
+    assert lines[6] == "  ⟦T:⟧a↵b … 26 tokens … cccc«</s>»"
+    assert lines[7].startswith("■ document 1, ev\\x1bil, tokens 37..")
+    assert lines[9].startswith("■ document 2, web, tokens ")
+    assert re.fullmatch(r"□ padding, tokens [\d]+\.\.511 \([\d]+\), not trained on", lines[11])
+    assert len(lines) == 12
 
 
 def test_no_command_of_a_document_reaches_the_terminal(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,7 @@ def test_json_describes_llama_3_1(run: Run, tmp_path: Path, capsys: pytest.Captu
         "sliding_window": None,
         "layers": [{"kind": "full_attention", "window": None, "rotates": True}] * 32,
         "notes": [],
+        "tokens": None,
         "target": None,
         "readers": None,
     }

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropewalk.data.tokens.special_ids import Doubt, TokenUse
 from ropewalk.dry_run.draft import Draft, StageChoice
 from ropewalk.dry_run.facts import DocumentFacts, MachineFacts
 from ropewalk.errors import RopewalkError
@@ -108,3 +109,21 @@ def test_few_tokens_are_warned_about() -> None:
         facts = DocumentFacts(9, complete, tokens, 10**6)
         text = recipe_of(asked(planned), planned, facts, LAPTOP, None)
         assert (f"About {tokens:,} tokens are few" in text) == told
+
+
+def test_tokens_of_chats_are_warned_about_beside_what_to_write() -> None:
+    planned = PLANS["qwen3-8b"]
+    doubts = (Doubt("eos_token", "<|im_end|>", "<|endoftext|>"),)
+    tokens = (TokenUse("document end", "<|im_end|>", "eos_token", False),)
+    facts = DocumentFacts(9, True, 10**8, 10**6)
+    practice = practice_for(8 * 10**9)
+    draft = Draft(asked(planned), planned, LAPTOP, practice, facts, tokens=tokens, doubts=doubts)
+    assert any(each.startswith("the tokenizer's eos_token <|im_end|> marks turns") for each in draft.warnings)
+    text = draft.text()
+    assert "  # Tokens added to documents: document end <|im_end|> (eos_token)." in text
+    line = '  # eos_token: "<|endoftext|>"\n'
+    assert line in text
+    sources = '  sources: ["books"]\n'
+    text = text.replace("  sources:\n", sources)
+    assert parse_recipe(text.replace(line, line.replace("# ", "")), "x").data.eos_token == "<|endoftext|>"
+    assert parse_recipe(text, "x").data.eos_token is None

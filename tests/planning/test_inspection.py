@@ -13,6 +13,7 @@ from ropewalk.planning import InspectSettings, inspect
 from ropewalk.planning.inspection import advise_on
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.versions import older_transformers
+from tests.data.tokens.test_special_ids import chat_tokenizer
 from tests.planning.planning_cases import LLAMA, printed
 from tests.versions import NEWEST
 
@@ -143,3 +144,23 @@ def test_a_model_with_encoders_gets_a_recipe() -> None:
     )
     assert config.loading_refusals() == []
     assert advise_on(config, 1048576).refusals == ()
+
+
+def test_the_tokens_of_rows_are_those_of_the_tokenizer_beside_the_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(Path(LLAMA).read_text())
+    assert inspect(InspectSettings(model=str(tmp_path))).tokens is None
+    chat_tokenizer().save_pretrained(tmp_path)
+    found = inspect(InspectSettings(model=str(tmp_path)))
+    assert [str(each) for each in found.tokens or ()] == [
+        "anchor <|im_start|> (bos_token)",
+        "document end <|im_end|> (eos_token)",
+    ]
+    assert [note.split(" marks ")[0] for note in found.notes[:2]] == [
+        "the tokenizer's bos_token <|im_start|>",
+        "the tokenizer's eos_token <|im_end|>",
+    ]
+    assert main(["inspect", str(tmp_path)]) == 0
+    line = "tokens of packed rows: anchor <|im_start|> (bos_token), document end <|im_end|> (eos_token)"
+    assert line in capsys.readouterr().out.splitlines()

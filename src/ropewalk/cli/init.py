@@ -31,6 +31,7 @@ def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
         ("recipe", str(found.out)),
         ("data", data),
         ("machine", gpus if machine.named else f"{here}{gpus}"),
+        *([("tokens", ", ".join(map(str, found.tokens)))] if found.tokens else []),
         *([("adapter", found.adapter)] if found.adapter else []),
         *((f"stage {number}", line) for number, line in enumerate(found.stages, start=1)),
         *(("missing", line) for line in found.missing),

@@ -57,9 +57,9 @@ if TYPE_CHECKING:
         DataStatistics as DataStatistics,
         packed_statistics as packed_statistics,
     )
+    from ropewalk.data.tokens.special_ids import special_ids as special_ids
     from ropewalk.data.tokens.tokenise import (
         load_tokenizer as load_tokenizer,
-        special_ids as special_ids,
         tokenizer_identity as tokenizer_identity,
     )
 else:

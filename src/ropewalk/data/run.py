@@ -20,6 +20,7 @@ from ropewalk.data.settings import PackConfig, PreviewConfig, StatsConfig
 from ropewalk.data.statistics import rows_report, statistics_report
 from ropewalk.data.tokens.count import count_splits
 from ropewalk.data.tokens.samples import sample_tokens
+from ropewalk.data.tokens.special_ids import TokenUse, special_ids, tokens_of_rows
 from ropewalk.data.tokens.tokenise import Progress, load_tokenizer, tokenizer_identity
 from ropewalk.errors import RopewalkError
 from ropewalk.io.results import Result, plain_json
@@ -87,6 +88,7 @@ class DataPreview(Result):
         pattern: attention pattern of the rows.
         total: number of rows in the folder.
         rows: previews of the first rows.
+        tokens: the tokens that packing added.
     """
 
     folder: Path
@@ -95,6 +97,7 @@ class DataPreview(Result):
     pattern: str
     total: int
     rows: tuple[RowPreview, ...]
+    tokens: tuple[TokenUse, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``rows_there`` is the number of rows in the folder."""
@@ -103,6 +106,7 @@ class DataPreview(Result):
             "tokenizer": self.tokenizer,
             "context": self.context,
             "pattern": self.pattern,
+            "tokens": [asdict(token) for token in self.tokens],
             "rows_there": self.total,
             "rows": [{"row": number, **row.to_json()} for number, row in enumerate(self.rows)],
         }
@@ -257,8 +261,10 @@ def preview(folder: Path, config: PreviewConfig) -> DataPreview:
     tokenizer = load_tokenizer(name)
     # Opened again to compare the tokenizer: another one would decode the ids into other text.
     open_rows(folder, tokenizer=tokenizer_identity(tokenizer))
-    settings, special = packed.settings, frozenset(tokenizer.all_special_ids)
-    eos = tokenizer.eos_token_id if settings.eos else None
+    settings, added = packed.settings, special_ids(tokenizer, packed.settings)
+    chosen = {each for each in (added.bos, added.eos, added.anchor) if each is not None}
+    special = chosen.union(tokenizer.all_special_ids)
+    eos = added.eos if settings.eos else None
 
     def decode(ids: list[int]) -> str:
         # Without clean-up, which would hide spaces that the model sees.
@@ -271,4 +277,7 @@ def preview(folder: Path, config: PreviewConfig) -> DataPreview:
         shown.append(with_texts(each, row.input_ids, decode))
         # Best fit may put a document's pieces into any rows, so consecutive numbers do not mean a continuation.
         before = row if settings.packing == "sequential" else None
-    return DataPreview(packed.folder, name, settings.context, settings.pattern, len(packed), tuple(shown))
+    tokens = tokens_of_rows(tokenizer, settings)
+    return DataPreview(
+        packed.folder, name, settings.context, settings.pattern, len(packed), tuple(shown), tokens
+    )

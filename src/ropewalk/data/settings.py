@@ -13,12 +13,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from ropewalk.attention.choices import Pattern, Positions
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import parse_length
-from ropewalk.io.settings import COMMON, TEXT, Count, Length, Option, Seed, Settings, Tokens, written
+from ropewalk.io.settings import COMMON, TEXT, Count, Length, Option, Seed, Settings, Text, Tokens, written
 
 if TYPE_CHECKING:
     from ropewalk.data.tokens.tokenise import SpecialTokens
@@ -402,6 +410,22 @@ class InterleaveSettings(Settings):
         return self
 
 
+def _no_word(value: str) -> str:
+    # Common vocabularies have such a word, and YAML does not read it as null.
+    if value == "none":
+        raise ValueError(
+            "must be the text of a special token; to add no token, set bos to none or eos to false"
+        )
+    return value
+
+
+SpecialToken = Annotated[Text, AfterValidator(_no_word), Option(metavar="TOKEN")]
+"""A special token of a tokenizer by its text: <|endoftext|>."""
+
+TOKENS = ("bos_token", "eos_token", "anchor_token")
+"""Policies that name tokens."""
+
+
 class RowPolicies(Settings):
     """Policies for packing documents into rows, independent of the rows' length and pattern.
 
@@ -415,6 +439,8 @@ class RowPolicies(Settings):
         packing: ``sequential`` keeps the order of the documents; ``best_fit`` follows arXiv:2404.10830.
         remainder: for the last row, or with ``best_fit`` the emptiest row: ``drop`` its tokens, or ``pad`` the row
             with tokens that are never targets.
+        bos_token, eos_token, anchor_token: special tokens of the tokenizer by their text, for training rows alone.
+            Evaluations start prompts and documents with the tokenizer's own BOS, as programs that read the model do.
     """
 
     group: ClassVar[str | None] = "Rows"
@@ -450,6 +476,19 @@ class RowPolicies(Settings):
         description="Cut the documents of each row into chunks and shuffle the chunks within the row: true, or a "
         "mapping with the keys `data.interleave.*` below.",
     )
+    bos_token: SpecialToken | None = Field(
+        default=None,
+        description="Special token of the tokenizer that is BOS in rows. Default: its bos_token.",
+    )
+    eos_token: SpecialToken | None = Field(
+        default=None,
+        description="Special token of the tokenizer that ends documents. Default: its eos_token.",
+    )
+    anchor_token: SpecialToken | None = Field(
+        default=None,
+        description="Special token of the tokenizer that is the anchor of each row, for the pattern anchor. Default: "
+        "BOS, or EOS for a tokenizer without BOS.",
+    )
 
     @field_validator("tag")
     @classmethod
@@ -463,6 +502,20 @@ class RowPolicies(Settings):
     @written({"const": False})
     def _off(cls, value: Any) -> Any:
         return None if value is False else value
+
+    @model_validator(mode="after")
+    def _tokens_are_used(self) -> RowPolicies:
+        if self.bos_token is not None and self.bos == "none":
+            raise ValueError(f"bos_token {self.bos_token} has no effect with bos none; omit one of them")
+        if self.eos_token is not None and not self.eos:
+            raise ValueError(f"eos_token {self.eos_token} has no effect with eos false; omit one of them")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit tokens that are not chosen, so that rows and recipes of earlier versions are found."""
+        stated: dict[str, Any] = handler(self)
+        return {key: value for key, value in stated.items() if key not in TOKENS or value is not None}
 
 
 class PackingSettings(RowPolicies):
@@ -498,6 +551,11 @@ class PackingSettings(RowPolicies):
                 "interleaving would move the BOS that bos row puts first in a row; set bos to document or none "
                 f"with the pattern {self.pattern}"
             )
+        if self.anchor_token is not None and self.pattern != "anchor":
+            raise ValueError(
+                f"anchor_token {self.anchor_token} has no effect on the pattern {self.pattern}; set pattern to anchor, "
+                "or omit anchor_token"
+            )
         return self
 
     @property
@@ -512,7 +570,10 @@ class PackingSettings(RowPolicies):
             RopewalkError: if the settings require a BOS or EOS token that the tokenizer lacks.
         """
         if self.eos and special.eos is None:
-            raise RopewalkError("the tokenizer has no EOS token to end documents with; set eos to false")
+            raise RopewalkError(
+                "the tokenizer has no EOS token to end documents with; choose one of its tokens with eos_token, or set "
+                "eos to false"
+            )
         if self.bos == "auto":
             if self.pattern == "anchor":
                 return "row"
@@ -521,7 +582,8 @@ class PackingSettings(RowPolicies):
             self.bos == "document" or (self.bos == "row" and self.pattern != "anchor")
         ):
             raise RopewalkError(
-                f"the tokenizer has no BOS token to start a {self.bos} with; set bos to none"
+                f"the tokenizer has no BOS token to start a {self.bos} with; choose one of its tokens with bos_token, "
+                "or set bos to none"
                 + ("" if self.bos == "document" else ", or set pattern to anchor, which starts rows with EOS")
             )
         return self.bos

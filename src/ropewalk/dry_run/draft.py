@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.data.settings import SourceSpec
+from ropewalk.data.tokens.special_ids import Doubt, TokenUse
 from ropewalk.dry_run.facts import DocumentFacts, MachineFacts, gpus_of
 from ropewalk.dry_run.run import SAVINGS
 from ropewalk.dry_run.settings import InitSettings
@@ -67,6 +68,8 @@ class Draft:
         adapter: why an adapter is trained; None if the whole model is.
         missing: what a run needs and is not here, apart from documents.
         choices: what dry runs have chosen, by the index of the stage.
+        tokens: the tokens that packing adds to documents; none without a tokenizer.
+        doubts: those of the tokenizer that probably do not belong to documents.
     """
 
     settings: InitSettings
@@ -78,6 +81,8 @@ class Draft:
     adapter: str | None = None
     missing: tuple[str, ...] = ()
     choices: Mapping[int, StageChoice] = field(default_factory=dict)
+    tokens: tuple[TokenUse, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
     @cached_property
     def parameters(self) -> int:
@@ -115,7 +120,7 @@ class Draft:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Why a run of the recipe would teach little, or would not end."""
-        return (*self._short(), *self._few(), *self._no_gpu(), *self._too_large())
+        return (*self._short(), *self._few(), *map(str, self.doubts), *self._no_gpu(), *self._too_large())
 
     @property
     def next_commands(self) -> str:
@@ -179,6 +184,11 @@ class Draft:
             yield f"    - {{path: {_quoted(each.path)}, text_field: {_quoted(each.text_field)}}}"
         held_out = 256 if found is None else min(256, found.read // 10)
         yield f"  validation_documents: {held_out}  # held out of training, for perplexity"
+        if self.tokens:
+            yield f"  # Tokens added to documents: {', '.join(map(str, self.tokens))}."
+        for doubt in self.doubts:
+            yield f"  # Doubtful: {doubt}."
+            yield f"  # {doubt.setting}: {_quoted(doubt.likely)}"
         yield f"  workers: {self.machine.cores}  # processes that tokenise: the cores of this machine"
 
     @property

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ropewalk.data import load_tokenizer
+from ropewalk.data import PackingSettings, load_tokenizer
 from ropewalk.data.read.embedded import EMBEDDED, resolve_model
+from ropewalk.data.tokens.special_ids import TokenUse, doubtful_tokens, tokens_of_rows
 from ropewalk.dry_run.check import check
 from ropewalk.dry_run.draft import CHOSEN, Draft, StageChoice
 from ropewalk.dry_run.facts import (
@@ -50,6 +51,7 @@ class Proposal(Result):
         next_commands: what to run after it.
         missing: what a run needs and is not here.
         warnings: why a run of it would teach little, or would not end; they are in the recipe too.
+        tokens: the tokens that packing adds to documents; none without a tokenizer.
     """
 
     out: Path
@@ -61,6 +63,7 @@ class Proposal(Result):
     next_commands: str = ""
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    tokens: tuple[TokenUse, ...] = ()
 
 
 def propose(settings: InitSettings, context: RunContext | None = None) -> Proposal:
@@ -78,16 +81,17 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
     planned = plan(PlanSettings(model=settings.model, target=settings.target, rule=settings.rule), context)
     missing = missing_parts(settings.model)
     sources = [with_text_field(path, settings.text_field) for path in settings.documents]
-    documents = None
-    if sources:
-        counts = not any(each.startswith("a tokenizer") for each in missing)
-        name = str(resolve_model(settings.model))
-        tokenizer = load_tokenizer(name, planned.config.vocab_size) if counts else None
-        documents = look_at(sources, tokenizer, context)
+    tokenizer = None
+    if not any(each.startswith("a tokenizer") for each in missing):
+        tokenizer = load_tokenizer(str(resolve_model(settings.model)), planned.config.vocab_size)
+    documents = look_at(sources, tokenizer, context) if sources else None
     machine = named_machine(settings) if settings.for_another_machine else this_machine()
     adapter = reason_for_adapter(planned, machine)
     practice = practice_for(count_parameters(planned.config), adapter is not None)
     draft = Draft(settings, planned, machine, practice, documents, sources, adapter, missing)
+    if tokenizer is not None:
+        tokens = tokens_of_rows(tokenizer, PackingSettings(context=planned.target_length))
+        draft = replace(draft, tokens=tokens, doubts=tuple(doubtful_tokens(tokenizer)))
     recipe = _checked(draft)
     found: tuple[str, ...] = ()
     if settings.dry_run:
@@ -100,7 +104,16 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
     write_text(out, text)
     found = found or tuple(choice.words for choice in draft.choices.values())
     return Proposal(
-        out, documents, machine, adapter, found, text, draft.next_commands, draft.all_missing, draft.warnings
+        out,
+        documents,
+        machine,
+        adapter,
+        found,
+        text,
+        draft.next_commands,
+        draft.all_missing,
+        draft.warnings,
+        draft.tokens,
     )
 
 

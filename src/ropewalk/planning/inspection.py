@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ropewalk.compatibility import Reading, readings
+from ropewalk.data import PackingSettings, load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.tokens.special_ids import Doubt, TokenUse, doubtful_tokens, tokens_of_rows
 from ropewalk.errors import RopewalkError
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
@@ -34,6 +36,8 @@ class InspectResult(Result):
         warnings: suspicious values in the config, one sentence each.
         advice: for the target length. None if there is no target.
         readers: what other programs make of the config. None if not asked for.
+        tokens: the tokens that packing adds to rows of the pattern anchor. None if there is no tokenizer.
+        doubts: those of the tokenizer that probably do not belong to documents.
     """
 
     config: ModelConfig
@@ -41,11 +45,13 @@ class InspectResult(Result):
     warnings: tuple[str, ...]
     advice: Advice | None
     readers: tuple[Reading, ...] | None = None
+    tokens: tuple[TokenUse, ...] | None = None
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         """Warnings and remarks on the checkpoint, one sentence each."""
-        notes = [*self.warnings, *self.config.layer_notes]
+        notes = [*self.warnings, *map(str, self.doubts), *self.config.layer_notes]
         if self.advice is not None:
             notes += [note for note in self.config.planning_notes if note not in notes]
         return notes
@@ -84,6 +90,7 @@ class InspectResult(Result):
             "layers": [_layer_json(layer) for layer in config.layers],
             "notes": self.notes,
             "methods": self.methods,
+            "tokens": None if self.tokens is None else [asdict(each) for each in self.tokens],
             "target": None if self.advice is None else self.advice.to_json(),
             "readers": None if self.readers is None else [each.to_json() for each in self.readers],
         }
@@ -137,7 +144,23 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
     if config.target is not None:
         advice = _advice(checkpoint, config.target, config.explain, context or RunContext())
     readers = tuple(readings(str(resolve_model(config.model)), config.model)) if config.readers else None
-    return InspectResult(checkpoint, loaded, tuple(warnings), advice, readers)
+    tokens, doubts = _special_tokens(config.model)
+    return InspectResult(checkpoint, loaded, tuple(warnings), advice, readers, tokens, doubts)
+
+
+def _special_tokens(model: str) -> tuple[tuple[TokenUse, ...] | None, tuple[Doubt, ...]]:
+    """The tokens that packing adds to rows, and which of them are doubtful; None without a tokenizer."""
+    path = Path(resolve_model(model)).expanduser()
+    folder = path.parent if path.is_file() else path
+    # A folder with only a config is enough; whether a repository on the Hub has a tokenizer, loading tells.
+    if folder.is_dir() and not any(folder.glob("*token*")):
+        return None, ()
+    try:
+        tokenizer = load_tokenizer(str(folder))
+        return tokens_of_rows(tokenizer, PackingSettings(context=2)), tuple(doubtful_tokens(tokenizer))
+    except RopewalkError:
+        # This is about the config; whatever packs documents says what is wrong with a tokenizer.
+        return None, ()
 
 
 def _advice(checkpoint: ModelConfig, target: int, explain: bool, context: RunContext) -> Advice:

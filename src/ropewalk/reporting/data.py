@@ -163,6 +163,8 @@ def stats_figure(report: Mapping[str, Any]) -> Figure:
 def preview_lines(result: DataPreview) -> Iterator[Text]:
     """Lines of a preview below a legend. The terminal folds long lines."""
     yield _legend()
+    if result.tokens:
+        yield Text(f"tokens added to documents: {', '.join(map(str, result.tokens))}")
     for number, row in enumerate(result.rows):
         yield from _row_lines(result, number, row)
 

@@ -38,6 +38,8 @@ def describe_inspection(result: InspectResult, config: InspectSettings) -> Itera
         yield ""
     if advice is None:
         yield _table(description, said)
+        if result.tokens:
+            yield f"tokens of packed rows: {', '.join(map(str, result.tokens))}"
         defaults = _default_notes(description["defaults"], description["config_class"])
         for line in (CONTEXT_BOUND, *defaults, *description["notes"]):
             yield f"note: {line}"

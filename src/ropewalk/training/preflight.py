@@ -151,11 +151,10 @@ def resolve(
     if machine is None:
         vocabulary = config.source.get_text_config().vocab_size
         tokenizer = _tokenizer(recipe, model, vocabulary, mesh.world_size > 1)
-        special = special_ids(tokenizer)
         # Packed rows already contain the decisions that packing settings make.
         packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
         for settings in packing:
-            settings.bos_policy(special)
+            settings.bos_policy(special_ids(tokenizer, settings))
     stages = [
         ResolvedStage(
             settings,
@@ -405,7 +404,10 @@ def _check_short_context(recipe: Recipe) -> None:
 def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
     # With the pattern anchor, the BOS token at the start of the row is the anchor, so the setting does not apply.
     bos = "auto" if stage.pattern == "anchor" else recipe.data.bos
-    policies = {name: getattr(recipe.data, name) for name in RowPolicies.model_fields} | {"bos": bos}
+    # Nor has any other pattern an anchor; the recipe's own check refuses one that no stage has.
+    anchor = recipe.data.anchor_token if stage.pattern == "anchor" else None
+    policies = {name: getattr(recipe.data, name) for name in RowPolicies.model_fields}
+    policies |= {"bos": bos, "anchor_token": anchor}
     try:
         return PackingSettings(
             context=stage.context, pattern=stage.pattern, positions=stage.positions, **policies

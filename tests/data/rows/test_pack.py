@@ -21,6 +21,7 @@ from ropewalk.data import (
 )
 from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError
+from ropewalk.io.digests import digest
 from tests.data.cases import Job, changed
 from tests.data.rows.rows_cases import SETTINGS, prepare
 
@@ -241,3 +242,44 @@ def test_urls_are_refused_before_anything_is_written(
     ):
         job.pack(rows if store else url, tokens=url if store else None)
     assert sorted(corpus.parent.rglob("*")) == before
+
+
+def test_chosen_tokens_are_in_the_rows(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>", "<anchor>"]})
+    end, anchor = tokenizer.convert_tokens_to_ids(["<end>", "<anchor>"])
+    documents = list(tokenise(read_documents([SourceSpec(path=str(corpus))]), tokenizer))
+    by_hand = [token for d in documents for token in [*d.input_ids.tolist(), end]]
+    rows = prepare(corpus, tokenizer, changed(SETTINGS, eos_token="<end>", anchor_token="<anchor>"))
+    room = SETTINGS.context - 1
+    assert [row.input_ids.tolist() for row in rows] == [
+        [anchor, *by_hand[index * room : (index + 1) * room]] for index in range(len(by_hand) // room)
+    ]
+    # Every document begins with the token that BOS is; the first token of a row is no anchor then.
+    policies = PackingSettings(context=64, pattern="full", bos_token="<anchor>", eos_token="<end>")
+    by_hand = [token for d in documents for token in [anchor, *d.input_ids.tolist(), end]]
+    rows = prepare(corpus, tokenizer, policies)
+    assert [token for row in rows for token in row.input_ids.tolist()] == by_hand[: 64 * len(rows)]
+    (first, *_) = prepare(corpus, tokenizer, changed(policies, bos="row"))
+    assert first.input_ids[0] == anchor != tokenizer.bos_token_id
+
+
+def test_rows_without_chosen_tokens_have_the_digest_of_earlier_versions(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    manifest = prepare(corpus, tokenizer).manifest
+    keys = ("format_version", "inputs", "settings", "mixing", "specs", "tokenizer", "validation")
+    depends = {key: manifest[key] for key in keys}
+    # The name and path of the tokenizer are no part of it.
+    depends["tokenizer"] = {
+        name: each for name, each in depends["tokenizer"].items() if name != "name_or_path"
+    }
+    depends["settings"] = {
+        **{"bos": "auto", "eos": True, "tag": None, "long_documents": "split", "packing": "sequential"},
+        **{"remainder": "drop", "interleave": None, "context": 64, "pattern": "anchor", "positions": "reset"},
+    }
+    assert manifest["digest"] == digest(depends)[:32]
+    named = prepare(corpus, tokenizer, changed(SETTINGS, eos_token=tokenizer.eos_token))
+    assert named.manifest["digest"] != manifest["digest"]
+    assert [row.input_ids.tolist() for row in named] == [
+        row.input_ids.tolist() for row in prepare(corpus, tokenizer)
+    ]

@@ -117,6 +117,16 @@ def test_it_says_what_was_trained_and_measured():
     assert "vllm serve me/mine --" in run_card(SUMMARY_VALUES, recipe(), [], "me/mine")
 
 
+def test_chosen_special_tokens_are_said():
+    chosen = parse_recipe(
+        RECIPE_VALUES.format(output="run").replace("data: {", 'data: {eos_token: "<|endoftext|>", ', 1),
+        "recipe.yaml",
+    )
+    text = run_card(copy.deepcopy(SUMMARY_VALUES), chosen, ["vLLM reads it"])
+    assert "- Special tokens of the training data: eos\\_token \\<\\|endoftext\\|\\>" in text
+    assert "Special tokens" not in card()
+
+
 def test_it_tells_nothing_about_this_machine():
     assert "someone" not in card()
     assert "books.jsonl" in card()

@@ -204,3 +204,27 @@ def test_interleaving_takes_defaults(values: dict[str, Any]) -> None:
 
     assert interleaved(True).parts == (2, 3)
     assert interleaved(False) is None
+
+
+def test_tokens_that_are_chosen_are_in_the_rows_of_the_stages_that_have_them(values: dict[str, Any]) -> None:
+    chosen = {**values["data"], "anchor_token": "</s>", "eos_token": "<s>"}
+    stages = [{**STAGE, "steps": 1}, {**STAGE, "steps": 1, "pattern": "full"}]
+    extend(recipe_of({**values, "data": chosen, "stages": stages, "evaluation": {"suites": []}}))
+    tokenizer = load_tokenizer(values["model"])
+    anchored, full = sorted(
+        (open_rows(each.parent) for each in (Path(values["output"]) / "data").glob("*/manifest.json")),
+        key=lambda rows: rows.settings.pattern,
+    )
+    assert {int(row.input_ids[0]) for row in anchored} == {tokenizer.eos_token_id}
+    assert all(tokenizer.eos_token_id not in row.input_ids[1:] for row in anchored)
+    # The other pattern has no anchor: each document begins and ends with what was chosen for its end.
+    assert all(tokenizer.eos_token_id not in row.input_ids for row in full)
+    assert full.settings.eos_token == "<s>"
+
+
+def test_an_anchor_without_its_pattern_is_refused(values: dict[str, Any]) -> None:
+    stages = [{**STAGE, "pattern": "full"}]
+    with pytest.raises(
+        RopewalkError, match=r"data\.anchor_token is </s>, but no stage has the pattern anchor"
+    ):
+        recipe_of({**values, "data": {**values["data"], "anchor_token": "</s>"}, "stages": stages})

@@ -41,12 +41,13 @@ from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, Source
 from ropewalk.data.tokens.chat import required_template
 from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
 from ropewalk.data.tokens.samples import sample_tokens
+from ropewalk.data.tokens.special_ids import special_ids
 from ropewalk.data.tokens.split import hold_out
 from ropewalk.data.tokens.tokenise import (
     Progress,
+    SpecialTokens,
     backend_tokenizer,
     load_tokenizer,
-    special_ids,
     tokenizer_identity,
 )
 from ropewalk.errors import RopewalkError
@@ -119,7 +120,9 @@ def held_out_texts(
         job.splits, job.tokenizer, cache / "tokens", work=job.config.work, progress=progress
     )
     try:
-        split = hold_out(corpus, job.config.validation, special_ids(job.tokenizer), job.config.withheld)
+        split = hold_out(
+            corpus, job.config.validation, special_ids(job.tokenizer, config.rows), job.config.withheld
+        )
         return tuple(sorted(corpus.hashes[split.validation].tolist())), job.depends["inputs"]
     finally:
         corpus.close()
@@ -162,7 +165,7 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
         _refuse_circles(config.sources, folder)
     tokenizer = load_tokenizer(config.tokenizer) if tokenizer is None else tokenizer
     # For its error alone: a tokenizer that lacks a required token is refused before anything is read.
-    config.rows.bos_policy(special_ids(tokenizer))
+    config.rows.bos_policy(special_ids(tokenizer, config.rows))
     splits = plan_input_splits(config.sources)
     # For its error alone: ids of another tokenizer are refused before anything is written.
     sample_tokens(config.sources, tokenizer)
@@ -290,7 +293,8 @@ def _planned(
     """Plan all rows; return the plan, its part of the manifest, and the numbers of the held-out documents."""
     settings = config.rows
     # Held out before mixing, so that a repeated document is never on both sides.
-    split = hold_out(corpus, config.validation, special_ids(tokenizer), config.withheld)
+    special = special_ids(tokenizer, settings)
+    split = hold_out(corpus, config.validation, special, config.withheld)
     documents, mixture = split.training, None
     if not config.mixture.as_is:
         mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, config.mixture)
@@ -303,22 +307,24 @@ def _planned(
         corpus.last_ids[documents],
         corpus.source_ids[documents],
     )
-    tags = None if settings.tag is None else tag_tokens(tokenizer, settings.tag, corpus.sources)
-    packed = pack_documents(documents, ends, corpus.sources, settings, special_ids(tokenizer), tags)
+    tags = None if settings.tag is None else tag_tokens(tokenizer, settings.tag, corpus.sources, special)
+    packed = pack_documents(documents, ends, corpus.sources, settings, special, tags)
     counts = packed.counts(ends)
     refuse_no_rows(packed, counts, len(split.validation) + split.withheld_duplicates)
     contents = {**description(corpus, split, mixture, documents, counts), **lengths}
     return packed, contents, split.validation
 
 
-def tag_tokens(tokenizer: Any, tag: str, sources: Sequence[str]) -> list[NDArray[np.int32]]:
+def tag_tokens(
+    tokenizer: Any, tag: str, sources: Sequence[str], special: SpecialTokens
+) -> list[NDArray[np.int32]]:
     """Encode the tag of each source, without special tokens.
 
     Raises:
         RopewalkError: if a source's tag gives no token, or a BOS or EOS token.
     """
     # Use the same backend as for documents, the one that the tokenizer's identity covers.
-    backend, special, tags = backend_tokenizer(tokenizer), special_ids(tokenizer), []
+    backend, tags = backend_tokenizer(tokenizer), []
     for source in sources:
         ids = backend.encode(tag.format(source=source), add_special_tokens=False).ids
         if not ids:

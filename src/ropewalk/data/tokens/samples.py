@@ -15,7 +15,8 @@ from ropewalk.data.read.documents import TokenisedDocument
 from ropewalk.data.read.input_splits import first_tokenised, spread, token_files
 from ropewalk.data.read.token_files import TokenFile, open_token_file
 from ropewalk.data.settings import SourceSpec
-from ropewalk.data.tokens.tokenise import backend_tokenizer, check_ids, special_ids
+from ropewalk.data.tokens.special_ids import special_ids
+from ropewalk.data.tokens.tokenise import backend_tokenizer, check_ids
 from ropewalk.errors import RopewalkError
 
 FILES, DOCUMENTS, LOOKED_AT = 3, 3, 64

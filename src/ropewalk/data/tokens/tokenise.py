@@ -146,22 +146,6 @@ def _no_object(folder: Path) -> str | None:
     return None
 
 
-def special_ids(tokenizer: Any) -> SpecialTokens:
-    """The special tokens of a transformers tokenizer.
-
-    Raises:
-        RopewalkError: if it has neither a bos nor an eos token.
-    """
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    anchor = eos if bos is None else bos
-    if anchor is None:
-        raise RopewalkError(
-            f"the tokenizer {tokenizer.name_or_path!r} has neither a BOS nor an EOS token to start a row with; "
-            "use a tokenizer that has one of them"
-        )
-    return SpecialTokens(bos, eos, anchor)
-
-
 def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
     """Identity of a tokenizer for a manifest; tokenizers with equal identities give equal ids.
 

@@ -18,6 +18,7 @@ from ropewalk.compatibility import readings, sentences
 from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL, resolve_model
 from ropewalk.data.read.files import HUGGING_FACE
 from ropewalk.data.read.hub import parse_hugging_face
+from ropewalk.data.settings import TOKENS
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.score_rows import score_rows
@@ -228,6 +229,9 @@ def _training(summary: Mapping[str, Any], recipe: Recipe) -> str:
         )
     header = ("stage", "context", "RoPE", "attention pattern", "steps", "tokens", "peak learning rate")
     facts = [f"Data: {_data(summary, recipe)}", f"Precision: {summary['precision']}"]
+    chosen = [f"{name} {text}" for name in TOKENS if (text := getattr(recipe.data, name)) is not None]
+    if chosen:
+        facts.insert(1, f"Special tokens of the training data: {', '.join(chosen)}")
     if recipe.adapter is not None:
         facts.append(f"LoRA of rank {recipe.adapter.rank}, merged into the weights")
     if summary.get("exported") is not None:

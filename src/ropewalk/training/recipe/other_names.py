@@ -12,6 +12,7 @@ OTHER_NAMES = {
     "dataset_name": "data.sources",
     "dataset_path": "data.sources",
     "dataset_prepared_path": "data.cache",
+    "special_tokens": "data.bos_token",
     "val_set_size": "data.validation_documents",
     "sequence_len": "stages.0.context",
     "max_seq_length": "stages.0.context",

@@ -199,6 +199,16 @@ class Recipe(Settings):
         return self
 
     @model_validator(mode="after")
+    def _anchors_have_a_pattern(self) -> Recipe:
+        anchor = self.data.anchor_token
+        if anchor is not None and all(stage.pattern != "anchor" for stage in self.stages):
+            raise ValueError(
+                f"data.anchor_token is {anchor}, but no stage has the pattern anchor; set pattern: anchor in a stage, "
+                "or omit data.anchor_token"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _contexts_grow(self) -> Recipe:
         contexts = [stage.context for stage in self.stages]
         for number, (before, after) in enumerate(pairwise(contexts), start=1):
