@@ -236,6 +236,30 @@ def test_a_server_that_does_not_serve_the_model_is_told_before_anything_is_loade
     assert not out.exists()
 
 
+def test_tasks_that_will_not_run_are_named_before_the_start(
+    run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with CompletionServer(knowing(checkpoint)) as server:
+        # The shortest prompts do not fit, so nothing is measured.
+        asked = (checkpoint, "--server", server.url, "--lengths", "100", "--samples", 1)
+        assert run(*asked, "--suite", "ruler,needle,perplexity") == 2
+        told = capsys.readouterr().err.splitlines()
+        assert told[:5] == [
+            "ruler: niah_single_2, niah_single_3, niah_multikey_1, niah_multivalue, niah_multiquery will not run: the "
+            "essays are missing; run ropewalk eval fetch, or give --essays, which takes a folder of .txt files, a .txt "
+            "file or RULER's PaulGrahamEssays.json",
+            "ruler: qa_1 will not run: SQuAD v2's dev set is missing; run ropewalk eval fetch, or give its file with "
+            "--squad",
+            "ruler: qa_2 will not run: HotpotQA's dev distractor set is missing; run ropewalk eval fetch, or give its "
+            "file with --hotpotqa",
+            "needle: teacher_forced will not run: a server gives answers, and no losses",
+            "perplexity will not run: a server gives answers, and no losses",
+        ]
+        # By default, a server is not asked for what it cannot give.
+        assert run(checkpoint, "--server", server.url, "--lengths", "400", "--samples", 1) == 0
+        assert "will not run" not in capsys.readouterr().err
+
+
 def test_what_servers_make_of_longrope_is_said_and_of_theta_is_not(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

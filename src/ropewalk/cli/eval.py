@@ -120,6 +120,22 @@ def rescore_command(
     show_result(result, as_json, lambda found: describe_evaluation(found, folder))
 
 
+def fetch_command(*, as_json: JsonFlag = False) -> None:
+    """Fetch the essays and question sets that seven of RULER's tasks need, 51 MB, into the cache folder.
+
+    They are not part of ropewalk. Each file must have the digest of the published one. Later evaluations find the
+    files themselves.
+    """
+    from ropewalk.evaluation.tasks.fetched_data import SOURCES, fetch_all
+
+    result = fetch_all(run_context().rank_0_reporter.note)
+    show_result(
+        result,
+        as_json,
+        lambda found: [f"{SOURCES[name].content}: {path}" for name, path in found.files.items()],
+    )
+
+
 app = make_group_with_default(
     "eval",
     "Measure a checkpoint on long-context and short-context benchmarks, with 95 % confidence intervals.",
@@ -128,4 +144,5 @@ app = make_group_with_default(
     example="ropewalk eval meta-llama/Llama-3.1-8B --suite ruler,passkey --lengths 8k,128k --out results",
 )
 app.command(make_command(compare_command, "compare", "ropewalk eval compare results/base results/extended"))
+app.command(make_command(fetch_command, "fetch", "ropewalk eval fetch"))
 app.command(make_command(rescore_command, "rescore", "ropewalk eval rescore results/base"))

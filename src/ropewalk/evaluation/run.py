@@ -26,7 +26,7 @@ from ropewalk.evaluation.record import EVALUATION, PREDICTIONS, RESULT_LOG, SCOR
 from ropewalk.evaluation.results import TaskResult, result_log
 from ropewalk.evaluation.rows import DrawnDocuments, documents_of
 from ropewalk.evaluation.settings import EvaluationSettings, Settings
-from ropewalk.evaluation.suite_loop import Stores, check_evaluation, run_suites
+from ropewalk.evaluation.suite_loop import Stores, check_evaluation, not_running, run_suites
 from ropewalk.evaluation.tasks.lm_eval.suites import harness_installed
 from ropewalk.evaluation.tasks.longppl import LongPplSettings
 from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks, reads_text
@@ -114,17 +114,24 @@ def evaluate(
     context.world.on_rank_0(lambda: _check(config, context.world))
     # A wrong address or name should cost a second, so nothing heavy is loaded before the server has answered.
     servers = None if config.serving is None else _found_servers(config.serving, context)
+    what = config.what
+    if servers is not None and "suites" not in what.model_fields_set:
+        # The other default suite needs losses, which no server gives.
+        what = what.model_copy(update={"suites": ("passkey",)})
     path = resolve_model(config.model)
     average = config.last if config.average else None
     paths = [Path(path)] if average is None else _last_checkpoints(Path(path), average, context)
     first = path if average is None else str(paths[0])
     settings = context.world.on_rank_0(
-        lambda: with_lengths(config.what, first, None if rope_of is None else rope_of(first))
+        lambda: with_lengths(what, first, None if rope_of is None else rope_of(first))
     )
     if servers is not None:
         servers.require_length(
             max((n for each in settings.suites for n in settings.lengths_of(each)), default=0)
         )
+    if context.world.size == 1:
+        for sentence in not_running(settings, config.serving is not None):
+            context.rank_0_reporter.note(sentence)
     # A list, so that the one that is measured can be freed before the next is loaded.
     runs = [
         _Run(

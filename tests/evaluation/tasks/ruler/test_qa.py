@@ -214,11 +214,12 @@ def test_questions_without_other_documents_are_refused(tmp_path: Path) -> None:
         task.samples(PromptEncoder(demo_tokenizer()), 8192, 1, 0)
 
 
-def test_what_is_not_named_is_not_run() -> None:
+def test_what_is_not_named_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name, task in qa_tasks().items():
         reason = task.unavailable()
         assert reason is not None
-        assert {"qa_1": "--squad FILE", "qa_2": "--hotpotqa FILE"}[name] in reason
+        assert {"qa_1": "with --squad", "qa_2": "with --hotpotqa"}[name] in reason
         with pytest.raises(RopewalkError, match="cannot run"):
             task.samples(PromptEncoder(demo_tokenizer()), 4096, 1, 0)
 

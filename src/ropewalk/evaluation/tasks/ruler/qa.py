@@ -27,6 +27,7 @@ from ropewalk.evaluation.samples import (
     counted_samples,
     sample_random,
 )
+from ropewalk.evaluation.tasks.fetched_data import COMMAND, SOURCES, fetched
 from ropewalk.evaluation.tasks.ruler.questions import QuestionSet, read_hotpotqa, read_squad
 from ropewalk.evaluation.tasks.ruler.templates import QA
 
@@ -50,7 +51,7 @@ class QuestionTask:
     Args:
         name: name of the task.
         dataset: ``squad`` or ``hotpotqa``.
-        source: a file of the dataset, or ``hub``; if None, the task cannot run.
+        source: a file of the dataset, or ``hub``; if None, the one that was fetched, without which the task cannot run.
 
     Raises:
         RopewalkError: for an unknown dataset.
@@ -81,12 +82,8 @@ class QuestionTask:
         Raises:
             RopewalkError: if the given file does not exist or has another format.
         """
-        if self.source is None:
-            name = {"squad": "SQuAD v2's dev set", "hotpotqa": "HotpotQA's dev distractor set"}[self.dataset]
-            return (
-                f"{name} is missing; give its file with --{self.dataset} FILE, or load it from the Hub with "
-                f"--{self.dataset} hub"
-            )
+        if self._file is None:
+            return f"{SOURCES[self.dataset].content} is missing; run {COMMAND}, or give its file with --{self.dataset}"
         self.questions()
         return None
 
@@ -96,9 +93,16 @@ class QuestionTask:
         Raises:
             RopewalkError: if no file is given, or it cannot be read.
         """
-        if self.source is None:
+        if self._file is None:
             raise RopewalkError(f"{self.name} cannot run: {self.unavailable()}")
-        return {"squad": read_squad, "hotpotqa": read_hotpotqa}[self.dataset](self.source)
+        return {"squad": read_squad, "hotpotqa": read_hotpotqa}[self.dataset](self._file)
+
+    @property
+    def _file(self) -> str | None:
+        if self.source is not None:
+            return self.source
+        there = fetched(self.dataset)
+        return None if there is None else str(there)
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
         """See :class:`~ropewalk.evaluation.samples.Task`; sample i has the same question at every length."""
@@ -111,7 +115,7 @@ class QuestionTask:
         selected = question_order(self.name, len(data.questions), seed)[:count]
         if any(len(set(data.questions[each].gold)) == len(data.documents) for each in selected):
             raise RopewalkError(
-                f"{self.source} has no documents besides those of one question, so nothing can fill the prompts; "
+                f"{self._file} has no documents besides those of one question, so nothing can fill the prompts; "
                 "give the whole dataset"
             )
         bare = [_draft(data, each, list(data.questions[each].gold), 0) for each in selected]

