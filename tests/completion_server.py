@@ -166,7 +166,7 @@ class CompletionServer:
             def _allowed(self) -> bool:
                 if key is None or self.headers["Authorization"] == f"Bearer {key}":
                     return True
-                given = self.headers["Authorization"].removeprefix("Bearer ")
+                given = (self.headers["Authorization"] or "").removeprefix("Bearer ")
                 self._send(refusal(401, f"Incorrect API key provided: {given}."))
                 return False
 

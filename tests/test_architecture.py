@@ -260,7 +260,7 @@ def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed():
     extras = project["optional-dependencies"]
     lines = [
         *project["dependencies"],
-        *chain.from_iterable(extras[name] for name in ("server", "lm-eval", "dev")),
+        *chain.from_iterable(extras[name] for name in ("lm-eval", "dev")),
     ]
     declared = [each for line in lines if (each := Requirement(line)).name != project["name"]]
     pinned = {

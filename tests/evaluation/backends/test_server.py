@@ -4,7 +4,6 @@ import base64
 import gzip
 import json
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -542,6 +541,19 @@ def test_a_wrong_key_is_said_by_check_and_not_repeated() -> None:
     assert not server.requests
 
 
+def test_a_redirect_to_another_server_is_followed_without_the_key() -> None:
+    for key in (None, KEY):
+        with CompletionServer(echo, key=key) as there:
+            moved = Reply(307, b"", {"Location": f"{there.url}/completions"})
+            with CompletionServer(echo, key=KEY, refuses=lambda value, moved=moved: moved) as here:
+                asked = backend(here, api_key=KEY)
+                if key is None:
+                    assert [each.text for each in asked.answers(requests_of(1))] == ["answer to 0"]
+                else:
+                    with pytest.raises(RopewalkError, match=r"HTTP 401: Incorrect API key provided: \."):
+                        asked.check()
+
+
 def test_a_key_that_no_header_can_hold_is_refused() -> None:
     for key in ("schlüssel", "two\nlines"):
         with pytest.raises(RopewalkError, match="API key in api_key has characters") as caught:
@@ -632,27 +644,6 @@ def test_the_list_of_models_is_asked_for_once() -> None:
         list(asked.answers(requests_of(1)))
         assert list(asked.answers(requests_of(2)))
         assert asked.description["address"] == server_models
-
-
-def test_without_the_openai_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(RopewalkError, match=r"pip install 'ropewalk\[server\]'"):
-        backend_at("http://localhost:1/v1")
-
-
-def test_a_long_prompt_is_sent_without_a_look_at_each_token() -> None:
-    ids = tuple(range(32_768))
-    with CompletionServer(lambda value, number: completion(str(len(value["prompt"])))) as server:
-        asked = backend(server)
-        asked.check()
-        start = time.process_time()
-        assert [answer.text for answer in asked.answers([GenerationRequest(ids, 4, 40_000)])] == ["32768"]
-        ours = time.process_time() - start
-        with asked._client(10.0) as client:
-            start = time.process_time()
-            client.completions.create(model="tiny", prompt=list(ids))
-            plain = time.process_time() - start
-    assert ours < plain / 2
 
 
 def test_a_server_that_keeps_reporting_errors_as_successes_is_quoted() -> None:

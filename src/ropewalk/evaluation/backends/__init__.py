@@ -1,6 +1,6 @@
 """Backends that answer prompts: a model in memory, or a server.
 
-Both are imported on first use, because the first needs torch and the second the openai package.
+Both are imported on first use, because the first needs torch.
 """
 
 from typing import TYPE_CHECKING

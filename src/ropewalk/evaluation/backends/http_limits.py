@@ -5,13 +5,14 @@ The HTTP client limits only the time between two bytes, and neither the length o
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
+
+import httpx2
 
 from ropewalk.evaluation.backends.responses import FaultError
 
@@ -97,25 +98,37 @@ def limited(chunks: Iterable[bytes], encoding: str, seconds: float) -> Iterator[
         raise FaultError(f"the response is not complete {encoding}")
 
 
-def limited_client(openai: Any, seconds: float) -> Any:
-    """An HTTP client for the openai package that reads each response, redirects included, with :func:`limited`."""
-    kind = openai.DefaultHttpxClient
-    # Either httpx or httpx2, depending on the version of the package; the client accepts only its own streams.
-    stream_kind: Any = sys.modules[kind.__base__.__module__.partition(".")[0]].SyncByteStream
+class _LimitedStream(httpx2.SyncByteStream):
+    def __init__(self, stream: httpx2.SyncByteStream, encoding: str, seconds: float) -> None:
+        self._stream, self._encoding, self._seconds = stream, encoding, seconds
 
-    class LimitedStream(stream_kind):  # type: ignore[misc]
-        def __init__(self, stream: Any, encoding: str) -> None:
-            self._stream, self._encoding = stream, encoding
+    def __iter__(self) -> Iterator[bytes]:
+        return limited(self._stream, self._encoding, self._seconds)
 
-        def __iter__(self) -> Iterator[bytes]:
-            return limited(self._stream, self._encoding, seconds)
+    def close(self) -> None:
+        self._stream.close()
 
-        def close(self) -> None:
-            self._stream.close()
 
-    def limit(response: Any) -> None:
+def limited_client(seconds: float, connect: float, headers: Mapping[str, str]) -> httpx2.Client:
+    """An HTTP client that reads each response, redirects included, with :func:`limited`.
+
+    Args:
+        seconds: time that a response may take.
+        connect: seconds to wait for a connection.
+        headers: headers of every request; a redirect to another server is followed without Authorization.
+    """
+
+    def limit(response: httpx2.Response) -> None:
         # Without the header, the client does not expand the body a second time.
-        encoding = response.headers.pop("content-encoding", "")
-        response.stream = LimitedStream(response.stream, encoding.strip().lower())
+        encoding = response.headers.pop("content-encoding", "").strip().lower()
+        assert isinstance(response.stream, httpx2.SyncByteStream)
+        response.stream = _LimitedStream(response.stream, encoding, seconds)
 
-    return kind(event_hooks={"response": [limit]}, headers={"Accept-Encoding": ENCODINGS})
+    return httpx2.Client(
+        event_hooks={"response": [limit]},
+        headers={**headers, "Accept-Encoding": ENCODINGS},
+        timeout=httpx2.Timeout(seconds, connect=connect),
+        # As many connections as there are requests at a time.
+        limits=httpx2.Limits(),
+        follow_redirects=True,
+    )

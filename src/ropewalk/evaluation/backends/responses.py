@@ -155,6 +155,15 @@ def read_models(body: bytes) -> list[str]:
     raise FaultError(f"the response is not a list of models: {one_line(body)}")
 
 
+def error_value(body: bytes) -> Any:
+    """The JSON value under ``error`` in a response that is not a success, or else the whole value, or its text."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return body.decode("utf-8", "replace").strip()
+    return value.get("error", value) if isinstance(value, Mapping) else value
+
+
 def server_message(body: object, status: int) -> str:
     """Return a server's message about a rejected request, on one line.
 

@@ -7,13 +7,14 @@ first prompt, and the backend's description and notes record the outcome.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import httpx2
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.dispatch import answers_of, check_requests
@@ -23,6 +24,7 @@ from ropewalk.evaluation.backends.responses import (
     Completion,
     FaultError,
     RefusalError,
+    error_value,
     named_fields,
     one_line,
     read_chat,
@@ -37,9 +39,6 @@ from ropewalk.evaluation.prompt import END_OF_THOUGHTS, THOUGHTS
 from ropewalk.io.urls import credentials, without
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-NO_KEY = "none"
-"""API key that is sent if there is none: the client requires one, while self-hosted servers ignore it."""
-
 LONGEST_BACKOFF = 8.0
 """Maximum seconds between two attempts, unless the server asks for more."""
 
@@ -75,7 +74,7 @@ class ServerBackend:
         backoff: seconds before the second attempt; doubles with each further attempt, up to 8.
 
     Raises:
-        RopewalkError: if the openai package is missing, or an argument is invalid.
+        RopewalkError: if an argument is invalid.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class ServerBackend:
     ) -> None:
         if not 0 <= backoff < math.inf:
             raise RopewalkError(f"backoff must be 0 or more seconds, got {backoff}")
-        self._openai = _openai()
         self.address = public_address(serving.url)
         self.model = serving.model
         self.use(tokenizer)
@@ -102,8 +100,7 @@ class ServerBackend:
         self._tokenizer_lock = threading.Lock()
         self._base_url = serving.url
         self._api_key = _key(api_key)
-        own_key = [self._api_key] if self._api_key != NO_KEY else []
-        self._secrets = [*own_key, *credentials(serving.url)]
+        self._secrets = [*([self._api_key] if self._api_key else []), *credentials(serving.url)]
         self._found = self._checked = False
         self._models = b""
         self._listed: list[str] | None = None
@@ -143,7 +140,7 @@ class ServerBackend:
         seconds = min(self.timeout, CHECK_TIMEOUT)
         with self._client(seconds) as client:
             try:
-                self._models = self._content(client.models.with_raw_response.list, seconds)
+                self._models = self._content(client, "models", seconds)
             except FaultError as fault:
                 if fault.status is None:
                     raise RopewalkError(
@@ -241,10 +238,8 @@ class ServerBackend:
             for path, read in PLACES:
                 if found.context is not None:
                     break
-                # No method of the client has this path, so the response's bytes are asked for.
-                as_bytes = self._openai.HttpxBinaryResponseContent
                 try:
-                    body = self._content(client.get, seconds, path=f"{root}{path}", cast_to=as_bytes)
+                    body = self._content(client, f"{root}{path}", seconds)
                 except (FaultError, RefusalError):
                     continue
                 said = read(body)
@@ -491,68 +486,66 @@ class ServerBackend:
             )
         return completion
 
-    def _request(self, client: Any, request: GenerationRequest) -> bytes:
+    def _request(self, client: httpx2.Client, request: GenerationRequest) -> bytes:
         prompt: str | list[int] = ""
         if not self.as_turns:
             prompt = self._text(request.input_ids) if self._text_sent else list(request.input_ids)
         return self._create(client, prompt, request.turns, request.max_new_tokens)
 
     def _create(
-        self, client: Any, prompt: str | list[int], turns: Sequence[tuple[str, str]], max_new_tokens: int
+        self,
+        client: httpx2.Client,
+        prompt: str | list[int],
+        turns: Sequence[tuple[str, str]],
+        max_new_tokens: int,
     ) -> bytes:
         """Ask for an answer to a prompt, or to turns at an endpoint of chats."""
-        if self.as_turns:
-            messages = [{"role": role, "content": text} for role, text in turns]
-            return self._content(
-                client.chat.completions.with_raw_response.create,
-                self.timeout,
-                model=self.model,
-                messages=messages,
-                max_tokens=max_new_tokens,
-                temperature=0.0,
-                extra_body={**self._own, **self.extra},
-            )
-        return self._content(
-            client.completions.with_raw_response.create,
-            self.timeout,
-            model=self.model,
-            # The client inspects each element of `prompt`, a second for 128K ids, so the ids go into extra_body.
-            prompt="",
-            max_tokens=max_new_tokens,
-            temperature=0.0,
-            extra_body={**self._own, **self.extra, "prompt": prompt},
-        )
+        messages = [{"role": role, "content": text} for role, text in turns]
+        asked: dict[str, Any] = {"messages": messages} if self.as_turns else {"prompt": prompt}
+        fixed = {"model": self.model, **asked, "max_tokens": max_new_tokens, "temperature": 0.0}
+        path = "chat/completions" if self.as_turns else "completions"
+        return self._content(client, path, self.timeout, {**fixed, **self._own, **self.extra})
 
-    def _content(self, call: Any, seconds: float, **arguments: Any) -> bytes:
-        """Return the body of a response that takes so many seconds at most, or raise FaultError or RefusalError."""
+    def _content(
+        self, client: httpx2.Client, path: str, seconds: float, value: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """Return the body of a response that takes so many seconds at most, or raise FaultError or RefusalError.
+
+        Args:
+            client: sends the request.
+            path: below the address, or an address.
+            seconds: time for the whole response.
+            value: JSON value to post; None to get.
+        """
+        late = FaultError(f"no response within {seconds:g} s")
+        url = path if "://" in path else f"{self._base_url.rstrip('/')}/{path}"
+
+        def respond() -> httpx2.Response:
+            try:
+                return client.get(url) if value is None else client.post(url, json=value)
+            except httpx2.TimeoutException as error:
+                raise late from error
+            except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
+                raise FaultError(self._hidden(str(error)) or "connection lost") from error
+
         try:
-            content = within(
-                seconds, lambda: bytes(call(**arguments).content), self._openai.OpenAIError, FaultError
+            response = within(seconds, respond, FaultError)
+        except TimeoutError as error:
+            raise late from error
+        content = response.content
+        # Here, so that no answer, list or message that the server makes of them is kept.
+        if self._secrets:
+            content = without(content.decode("utf-8", "surrogateescape"), self._secrets).encode(
+                "utf-8", "surrogateescape"
             )
-            # Here, so that no answer, list or message that the server makes of them is kept.
-            if self._secrets:
-                content = without(content.decode("utf-8", "surrogateescape"), self._secrets).encode(
-                    "utf-8", "surrogateescape"
-                )
-        except (TimeoutError, self._openai.APITimeoutError) as error:
-            raise FaultError(f"no response within {seconds:g} s") from error
-        except self._openai.APIConnectionError as error:
-            # The client's own message is only "Connection error."; the cause says what happened.
-            raise FaultError(self._hidden(str(error.__cause__ or error)) or "connection lost") from error
-        except self._openai.APIStatusError as error:
-            status = error.status_code
-            body = error.body
-            if self._secrets:
-                # Before the message is cut, which could leave a part of a key.
-                body = json.loads(without(json.dumps(body, default=str), self._secrets))
-            message = f"HTTP {status}: {self._hidden(server_message(body, status))}"
-            # Time-outs, rate limits and faults of the server may pass; any other status would come again.
-            if status in (408, 429) or status >= 500:
-                wait = retry_after(error.response.headers.get("retry-after"))
-                raise FaultError(message, wait, status) from error
-            named = named_fields(error.body, (*RESERVED, *self._own, *self.extra))
-            raise RefusalError(message, status, named) from error
-        return content
+        if response.is_success:
+            return content
+        status, said = response.status_code, error_value(content)
+        message = f"HTTP {status}: {self._hidden(server_message(said, status))}"
+        # Time-outs, rate limits and faults of the server may pass; any other status would come again.
+        if status in (408, 429) or status >= 500:
+            raise FaultError(message, retry_after(response.headers.get("retry-after")), status)
+        raise RefusalError(message, status, named_fields(said, (*RESERVED, *self._own, *self.extra)))
 
     def _hidden(self, text: str) -> str:
         # A server's message may quote the request together with its key, however short.
@@ -610,16 +603,10 @@ class ServerBackend:
         """A client of the server, to be closed by the caller."""
         return self._client(self.timeout)
 
-    def _client(self, timeout: float) -> Any:
-        return self._openai.OpenAI(
-            base_url=self._base_url,
-            api_key=self._api_key,
-            # A server that is off should show within seconds, although an answer may take minutes.
-            timeout=self._openai.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT)),
-            http_client=limited_client(self._openai, timeout),
-            # Our own retries also cover unreadable responses, and stop when another request has failed.
-            max_retries=0,
-        )
+    def _client(self, timeout: float) -> httpx2.Client:
+        key = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        # A server that is off should show within seconds, although an answer may take minutes.
+        return limited_client(timeout, min(timeout, CONNECT_TIMEOUT), key)
 
 
 def _adds_bos(tokenizer: Any) -> bool:
@@ -634,19 +621,9 @@ def _names(models: Sequence[str]) -> str:
     return f"{names} and {more} more" if more > 0 else names or "nothing"
 
 
-def _openai() -> Any:
-    try:
-        import openai
-    except ImportError as error:
-        raise RopewalkError(
-            "--server needs the openai package, which is not installed; run pip install 'ropewalk[server]'"
-        ) from error
-    return openai
-
-
 def _key(given: str | None) -> str:
     source = "api_key" if given is not None else KEY_VARIABLE
     key = (given if given is not None else os.environ.get(KEY_VARIABLE, "")).strip()
     if not key.isascii() or not key.isprintable():
         raise RopewalkError(f"the API key in {source} has characters that are not allowed in an HTTP header")
-    return key or NO_KEY
+    return key
