@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from ropewalk.data.tokens.tokenizer_classes import own_parts, with_own_parts
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import json_fault, not_found, parse_json
 
@@ -27,9 +28,6 @@ FILES = (
     *("chat_template.jinja", "additional_chat_templates/*.jinja"),
 )
 """What is read of a checkpoint; only the first must be there."""
-
-AS_IN_FILE = {"", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer"}
-"""Classes (without ``Fast``) that transformers reads ``tokenizer.json`` as it is for. Others change parts of it."""
 
 
 class LightTokenizer:
@@ -162,15 +160,24 @@ def light_tokenizer(path_or_name: str) -> LightTokenizer:
     stated = _object(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in stated:
         stated |= _object(folder / "special_tokens_map.json")
-    declared = stated.get("tokenizer_class") or _object(folder / "config.json").get("tokenizer_class") or ""
-    if (name := str(declared).removesuffix("Fast")) not in AS_IN_FILE:
+    config = _object(folder / "config.json")
+    declared = str(stated.get("tokenizer_class") or config.get("tokenizer_class") or "")
+    file = _object(folder / "tokenizer.json")
+    try:
+        parts = own_parts(declared, str(config.get("model_type", "")), "'ByteLevel'" in str(file))
+    except KeyError as error:
         raise RopewalkError(
-            f"{path_or_name} has a {name}, which only transformers builds; run pip install ropewalk, or give the "
-            "tokenizer saved as a TokenizersBackend"
-        )
+            f"{path_or_name} has a {error.args[0]}, which only transformers builds; run pip install ropewalk, or give "
+            "the tokenizer saved as a TokenizersBackend"
+        ) from None
     try:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        named = _add_tokens(backend, stated, _object(folder / "added_tokens.json"))
+        own = backend.get_added_tokens_decoder()
+        if parts is not None:
+            backend, stated = with_own_parts(parts, file, stated), {**parts.named, **stated}
+        named = _add_tokens(backend, stated, _object(folder / "added_tokens.json"), own)
+        if parts is not None and parts.plain:
+            backend.add_tokens([AddedToken(token, special=True) for token in named.values()])
     except RopewalkError:
         raise
     # The tokenizers library raises plain Exception for what it cannot read.
@@ -210,8 +217,13 @@ def _object(file: Path) -> dict[str, Any]:
     return found
 
 
-def _add_tokens(backend: Tokenizer, stated: Mapping[str, Any], added: Mapping[str, int]) -> dict[str, str]:
-    """Add the tokens that other files than ``tokenizer.json`` state, in transformers' order; return the named ones."""
+def _add_tokens(
+    backend: Tokenizer,
+    stated: Mapping[str, Any],
+    added: Mapping[str, int],
+    of_file: Mapping[int, AddedToken],
+) -> dict[str, str]:
+    """Add the tokens of all files that are not in the backend, in transformers' order; return the named ones."""
     if backend.padding:
         stated = {"pad_token": backend.padding["pad_token"], **stated}
     own_names = [
@@ -228,7 +240,9 @@ def _add_tokens(backend: Tokenizer, stated: Mapping[str, Any], added: Mapping[st
         known = {int(number): _added(each) for number, each in stated["added_tokens_decoder"].items()}
     else:
         texts = {each.content for each in special}
-        known = {number: AddedToken(each, special=each in texts) for each, number in added.items()} | own
+        known = {number: AddedToken(each, special=each in texts) for each, number in added.items()} | dict(
+            of_file
+        )
     in_file = {repr(token) for token in own.values()}
     new = [token for _, token in sorted(known.items()) if repr(token) not in in_file]
     seen = {token.content for token in (*own.values(), *new)}
