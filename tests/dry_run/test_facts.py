@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.dry_run.facts import DocumentFacts, named_machine
+from ropewalk.data.settings import SourceSpec
+from ropewalk.dry_run.facts import DocumentFacts, named_machine, parts_of, remark_on_parts
 from ropewalk.dry_run.init import propose
 from ropewalk.dry_run.settings import InitSettings
 from ropewalk.errors import RopewalkError
@@ -73,3 +74,40 @@ def test_tokens_are_counted_by_characters_without_a_tokenizer(tmp_path: Path) ->
     found = propose(settings)
     assert found.documents == DocumentFacts(1, True, 5000, 5000)
     assert "about 5,000 tokens (by characters, without a tokenizer)" in found.text
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["books.jsonl", "code.jsonl.gz"], ("file", ("books", "code"))),
+        (["part-0.jsonl", "part-1.jsonl"], None),
+        (["books.jsonl"], None),
+        (["a.txt", "b.txt"], None),
+        (["books/0.jsonl", "code/0.jsonl"], ("folder", ("books", "code"))),
+        (["books/0.jsonl", "code.jsonl"], None),
+        ([f"{'x' * number}.jsonl" for number in range(1, 22)], None),
+    ],
+)
+def test_named_parts_of_a_folder_could_be_sources(tmp_path: Path, names: list[str], found: object) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert parts_of(SourceSpec(path=str(tmp_path))) == found
+
+
+def test_named_sources_have_no_parts() -> None:
+    assert parts_of(SourceSpec(path="embedded")) is None
+
+
+def test_a_recipe_says_which_files_could_be_sources(tmp_path: Path) -> None:
+    folder = tmp_path / "shelves"
+    folder.mkdir()
+    for name in ("books", "code"):
+        records(folder / f"{name}.jsonl", *({"text": LONG} for _ in range(20)))
+    model = model_folder(tmp_path)
+    out = tmp_path / "recipe.yaml"
+    found = propose(
+        InitSettings(model=str(model), documents=(str(folder),), target=1024, out=out, dry_run=False)
+    )
+    assert found.remarks == (remark_on_parts(SourceSpec(path=str(folder))),)
+    assert f"  # {folder} has the files books, code; with source_per: file, each is" in out.read_text()

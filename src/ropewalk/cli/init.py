@@ -34,6 +34,7 @@ def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
         *([("tokens", ", ".join(map(str, found.tokens)))] if found.tokens else []),
         *([("adapter", found.adapter)] if found.adapter else []),
         *((f"stage {number}", line) for number, line in enumerate(found.stages, start=1)),
+        *(("sources", line) for line in found.remarks),
         *(("missing", line) for line in found.missing),
         *(("warning", line) for line in found.warnings),
         ("next", found.next_commands),

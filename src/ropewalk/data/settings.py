@@ -123,7 +123,7 @@ def processes(workers: int) -> int:
 
 TokenType = Literal["uint8", "uint16", "uint32", "int32", "uint64", "int64"]
 
-LATER_FIELDS = ("messages_field", "separator_id", "token_dtype")
+LATER_FIELDS = ("messages_field", "separator_id", "token_dtype", "source_per")
 """Fields of a source that digests omit where they are unset, so that tokens and rows of earlier versions are found."""
 
 
@@ -150,6 +150,11 @@ class SourceFields(Settings):
     source_field: str | None = Field(
         default="source",
         description='Record field that holds the name of the source. With "", no field is read.',
+    )
+    source_per: Literal["file", "folder"] | None = Field(
+        default=None,
+        description="In a folder, each file or each folder directly in it is a source of its own, named after it, "
+        "whatever the source field says. Default: one source for the whole folder.",
     )
     separator_id: Count | None = Field(
         default=None,
@@ -196,6 +201,21 @@ class SourceSpec(SourceFields):
     @written(TEXT)
     def _from_path(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit an unset ``source_per``, so that runs of earlier versions go on."""
+        stated: dict[str, Any] = handler(self)
+        return {key: value for key, value in stated.items() if key != "source_per" or value is not None}
+
+    @model_validator(mode="after")
+    def _one_name(self) -> SourceSpec:
+        if self.name is not None and self.source_per is not None:
+            raise ValueError(
+                f"source_per {self.source_per} names each source after its {self.source_per}; omit the name "
+                f"{self.name!r}, or omit source_per"
+            )
+        return self
 
 
 class MixtureSettings(Settings):

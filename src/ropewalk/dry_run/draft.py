@@ -70,6 +70,7 @@ class Draft:
         choices: what dry runs have chosen, by the index of the stage.
         tokens: the tokens that packing adds to documents; none without a tokenizer.
         doubts: those of the tokenizer that probably do not belong to documents.
+        remarks: which folders hold what could be several sources.
     """
 
     settings: InitSettings
@@ -83,6 +84,7 @@ class Draft:
     choices: Mapping[int, StageChoice] = field(default_factory=dict)
     tokens: tuple[TokenUse, ...] = ()
     doubts: tuple[Doubt, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @cached_property
     def parameters(self) -> int:
@@ -179,6 +181,7 @@ class Draft:
                     f"  # Only these were counted: raise steps below for more than {found.tokens:,} tokens."
                 )
         yield from (f"  # {line}" for line in (*self._short(), *self._few()))
+        yield from (f"  # {line}." for line in self.remarks)
         yield "  sources:"
         for each in sources:
             yield f"    - {{path: {_quoted(each.path)}, text_field: {_quoted(each.text_field)}}}"

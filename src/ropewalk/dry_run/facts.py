@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from ropewalk.attention.engines.capabilities import LEAST_CAPABILITY, Capability
 from ropewalk.data import read_documents
 from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.read.files import is_named, list_folder, names_records, plain_stem
 from ropewalk.data.read.first_lengths import first_lengths
 from ropewalk.data.read.records import NoTextFieldError
 from ropewalk.data.settings import SourceSpec
@@ -19,6 +21,9 @@ from ropewalk.errors import RopewalkError
 from ropewalk.models.checkpoint.weights import weight_files
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.sizing.time import GPUS
+
+MOST_PARTS = 20
+"""Most files or folders of a folder that are named as possible sources."""
 
 TEXT_FIELDS = ("text", "content", "document", "body", "raw_content")
 """Usual names of the field with the text; the first is taken wherever a record has it."""
@@ -85,6 +90,40 @@ def with_text_field(path: str, given: str | None) -> SourceSpec:
         return found[0]
     several = f" (probably {' or '.join(repr(each.text_field) for each in found)})" if found else ""
     raise RopewalkError(f"{refused}{several}") from refused
+
+
+def parts_of(spec: SourceSpec) -> tuple[str, tuple[str, ...]] | None:
+    """What could be sources of their own in a folder: ``folder`` or ``file`` and the names, or None.
+
+    Folders beside each other are, and a few files of many records under names of their own; files that are numbered
+    (``part-0.jsonl``) are parts of one source.
+    """
+    folder = Path(spec.path).expanduser()
+    if is_named(spec.path) or not folder.is_dir():
+        return None
+    files = list_folder(folder).files
+    inside = [path.relative_to(folder) for path in files]
+    folders = tuple(dict.fromkeys(path.parts[0] for path in inside if len(path.parts) > 1))
+    records = all(map(names_records, files))
+    if records and 1 < len(folders) <= MOST_PARTS and all(len(path.parts) > 1 for path in inside):
+        return "folder", folders
+    names = tuple(plain_stem(path) for path in files)
+    if records and not folders and 1 < len(names) <= MOST_PARTS:
+        numberless = {re.sub(r"\d+", "", name) for name in names}
+        return ("file", names) if len(numberless) == len(names) else None
+    return None
+
+
+def remark_on_parts(spec: SourceSpec) -> str | None:
+    """How to make the parts of a folder sources of their own, in a sentence without its full stop; None if none."""
+    parts = parts_of(spec)
+    if parts is None:
+        return None
+    kind, names = parts
+    return (
+        f"{spec.path} has the {kind}s {', '.join(names)}; with source_per: {kind}, each is a source with its own "
+        "statistics and weight"
+    )
 
 
 def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) -> DocumentFacts:

@@ -18,6 +18,7 @@ from ropewalk.dry_run.facts import (
     look_at,
     missing_parts,
     named_machine,
+    remark_on_parts,
     this_machine,
     with_text_field,
 )
@@ -52,6 +53,7 @@ class Proposal(Result):
         missing: what a run needs and is not here.
         warnings: why a run of it would teach little, or would not end; they are in the recipe too.
         tokens: the tokens that packing adds to documents; none without a tokenizer.
+        remarks: which folders hold what could be several sources.
     """
 
     out: Path
@@ -64,6 +66,7 @@ class Proposal(Result):
     missing: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     tokens: tuple[TokenUse, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def propose(settings: InitSettings, context: RunContext | None = None) -> Proposal:
@@ -88,7 +91,8 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
     machine = named_machine(settings) if settings.for_another_machine else this_machine()
     adapter = reason_for_adapter(planned, machine)
     practice = practice_for(count_parameters(planned.config), adapter is not None)
-    draft = Draft(settings, planned, machine, practice, documents, sources, adapter, missing)
+    remarks = tuple(filter(None, map(remark_on_parts, sources)))
+    draft = Draft(settings, planned, machine, practice, documents, sources, adapter, missing, remarks=remarks)
     if tokenizer is not None:
         tokens = tokens_of_rows(tokenizer, PackingSettings(context=planned.target_length))
         draft = replace(draft, tokens=tokens, doubts=tuple(doubtful_tokens(tokenizer)))
@@ -114,6 +118,7 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
         draft.all_missing,
         draft.warnings,
         draft.tokens,
+        draft.remarks,
     )
 
 

@@ -1,6 +1,8 @@
 """Input splits one after the other are the sources, whatever they are cut into, and wherever reading begins."""
 
+import gzip
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,15 @@ from hypothesis import strategies as st
 
 from ropewalk.data.read import input_splits as module
 from ropewalk.data.read.documents import Document, Record, TokenisedDocument
+from ropewalk.data.read.draw import draw_documents
 from ropewalk.data.read.embedded import embedded_documents
-from ropewalk.data.read.input_splits import InputSplit, is_blank, plan_input_splits, read_input_split
+from ropewalk.data.read.input_splits import (
+    InputSplit,
+    check_specs,
+    is_blank,
+    plan_input_splits,
+    read_input_split,
+)
 from ropewalk.data.read.readers import ReadingCounts, read_documents
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
@@ -301,3 +310,73 @@ def test_blank_is_no_text_and_no_token() -> None:
         assert is_blank(Document(text, "s", "o")) is blank
     assert is_blank(TokenisedDocument(np.zeros(0, np.int32), "s"))
     assert not is_blank(TokenisedDocument(np.zeros(1, np.int32), "s"))
+
+
+@pytest.fixture
+def shelves(tmp_path: Path) -> Path:
+    """A folder with files of records and texts, and two folders of these."""
+    folder = tmp_path / "shelves"
+    for name, content in (
+        ("books.jsonl", b'{"text": "b", "source": "novels"}\n' + lines(["c"])),
+        ("shelves.txt", b"n"),
+        ("web/part-0.jsonl", lines(["w"])),
+        ("web/deep/part-1.jsonl.gz", gzip.compress(lines(["v"]))),
+        ("code/a.py", b"1"),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("max_documents", [None, 100])
+def test_each_file_or_folder_of_a_folder_may_be_a_source(shelves: Path, max_documents: int | None) -> None:
+    def sources(**fields: object) -> list[object]:
+        return [
+            each for (_, *found) in read(shelves, max_documents=max_documents, **fields) for each in found
+        ]
+
+    # As by hand: each file by itself, under its own name.
+    by_hand = {
+        "books": ["b", "c"],
+        "shelves": ["n"],
+        "code/a": ["1"],
+        "web/part-0": ["w"],
+        "web/deep/part-1": ["v"],
+    }
+    wanted = [(name, text) for name, found in by_hand.items() for text in found]
+    assert sources(source_per="file") == wanted
+    assert sources(source_per="folder") == [
+        *((shelves.name, text) for text in ("b", "c", "n")),
+        ("code", "1"),
+        ("web", "w"),
+        ("web", "v"),
+    ]
+    drawn = draw_documents([SourceSpec(path=str(shelves), source_per="file")], 0)
+    assert sorted((each.source, each.text) for each in drawn) == sorted(wanted)
+
+
+def test_names_that_two_files_share_are_refused_unless_one_is_an_index(shelves: Path) -> None:
+    for name in ("dolma2.npy", "dolma2.csv.gz"):
+        shutil.copy(Path(__file__).parent / "token_files" / name, shelves)
+    check_specs([SourceSpec(path=str(shelves), source_per="file")])
+    (shelves / "web" / "part-0.parquet").write_bytes(b"")
+    with pytest.raises(RopewalkError, match=r"part-0\.parquet and .*part-0\.jsonl would both be the source "):
+        check_specs([SourceSpec(path=str(shelves), source_per="file")])
+    check_specs([SourceSpec(path=str(shelves), source_per="folder")])
+    for path in ("embedded", str(shelves / "shelves.txt")):
+        with pytest.raises(
+            RopewalkError, match=r"^source_per file needs a folder, but .* is none; omit source_per"
+        ):
+            check_specs([SourceSpec(path=path, source_per="file")])
+    assert "omit the name 'x', or omit source_per" in refusal(
+        SourceSpec, path="a", name="x", source_per="file"
+    )
+
+
+def test_a_source_without_source_per_is_known_as_before(shelves: Path) -> None:
+    spec = SourceSpec(path=str(shelves))
+    assert "source_per" not in spec.model_dump()
+    assert all("source_per" not in split.identity["spec"] for split in plan_input_splits([spec]))
+    own = [spec.model_copy(update={"source_per": each}) for each in ("file", "folder")]
+    assert [each.model_dump()["source_per"] for each in own] == ["file", "folder"]
+    assert len({json.dumps(plan_input_splits([each])[0].identity["spec"]) for each in (spec, *own)}) == 3

@@ -149,5 +149,5 @@ def _candidates(split: InputSplit, counts: ReadingCounts) -> Iterator[_Candidate
         # A text file is a document whose origin is its path; a file of records has a split of its own.
         file = split.files[0] if len(split.files) == 1 else Path(document.origin)
         # A name from the user or from the record says more than the name of the file.
-        own = spec.name is None and document.source == plain_stem(folder)
+        own = spec.name is None and spec.source_per != "file" and document.source == plain_stem(folder)
         yield _Candidate(document, str(file.relative_to(folder)), own)

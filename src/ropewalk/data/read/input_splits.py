@@ -161,10 +161,16 @@ NO_DOCUMENTS = "no documents: give at least one file, folder or dataset"
 
 
 def check_specs(specs: Sequence[SourceSpec]) -> None:
-    """Raise if there are no sources, or a source is given twice (:func:`refuse_duplicates`)."""
+    """Raise if there are no sources, or a source is given twice (:func:`refuse_duplicates`).
+
+    Also raise if ``source_per`` names files that are in no folder, or gives two files one name.
+    """
     if not specs:
         raise RopewalkError(NO_DOCUMENTS)
     refuse_duplicates(specs)
+    for spec in specs:
+        if spec.source_per is not None:
+            _refuse_equal_names(spec)
 
 
 def refuse_duplicates(specs: Sequence[SourceSpec]) -> None:
@@ -315,9 +321,11 @@ def _records(split: InputSplit) -> Generator[Record]:
         for document in embedded_corpus(spec.path):
             yield Record((replace(document, source=spec.name) if spec.name else document,))
         return
-    stem = _stem(spec)
+    whole, stem = spec, _stem(spec)
     for path in split.files:
         kind = _kind(path, spec)
+        if whole.source_per is not None:
+            spec = whole.model_copy(update={"name": _name_of(path, whole)})
         if kind == "lines":
             yield from read_json_lines(path, spec, stem, split.start, split.stop)
         elif kind in ("parquet", "arrow"):
@@ -372,6 +380,36 @@ def _stem(spec: SourceSpec) -> str:
     if spec.path.startswith(HUGGING_FACE):
         return hugging_face_stem(spec.path)
     return "" if is_named(spec.path) else plain_stem(existing_path(spec.path))
+
+
+def _name_of(path: Path, spec: SourceSpec) -> str:
+    """Name of the source of a folder's file, where ``source_per`` gives each file or folder one.
+
+    A file is named by its path in the folder without suffixes (``books``, ``web/part-0``), a folder by its name. Files
+    beside the folders belong to a source with the name of the whole folder.
+    """
+    inside = path.relative_to(Path(spec.path).expanduser())
+    if spec.source_per == "folder":
+        return inside.parts[0] if len(inside.parts) > 1 else _stem(spec)
+    return inside.with_name(plain_stem(path)).as_posix()
+
+
+def _refuse_equal_names(spec: SourceSpec) -> None:
+    if is_named(spec.path) or not existing_path(spec.path).is_dir():
+        raise RopewalkError(
+            f"source_per {spec.source_per} needs a folder, but {spec.path} is none; omit source_per (--source-per)"
+        )
+    known: dict[str, Path] = {}
+    for path in source_files(spec) if spec.source_per == "file" else ():
+        # The name of an index is that of its file of token ids.
+        if _kind(path, spec) == "index":
+            continue
+        name = _name_of(path, spec)
+        if known.setdefault(name, path) != path:
+            raise RopewalkError(
+                f"{path} and {known[name]} would both be the source {name!r}; rename one of them, or set source_per "
+                "to folder"
+            )
 
 
 def _size(path: Path) -> int:
