@@ -18,7 +18,7 @@ from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.settings import EvaluationSettings
 from ropewalk.experiments.settings import CompareSettings
-from ropewalk.io.calls import as_keywords, settings_from
+from ropewalk.io.calls import as_keywords, says_what_is_missing, settings_from
 from ropewalk.io.settings import Device, FilePath, Folder, Overrides, Settings
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.settings import InspectSettings
@@ -84,6 +84,7 @@ JOBS: Mapping[str, tuple[str, tuple[type[Settings], ...]]] = {
 """What the first argument of each job stands for, and the settings that its keywords fill."""
 
 
+@says_what_is_missing
 def inspect(
     model: Name | Values | InspectSettings,
     context: RunContext | None = None,
@@ -112,6 +113,7 @@ def inspect(
     return inspect(config, _context(context))
 
 
+@says_what_is_missing
 def plan(
     recipe: Name | Values | Recipe,
     hardware: HardwareSettings | Values | None = None,
@@ -142,6 +144,7 @@ def plan(
     return plan(load_recipe(recipe, options.overrides), given, _context(context))
 
 
+@says_what_is_missing
 def pack(
     sources: Name | Sequence[Name | Values | SourceSpec] | Values | PackConfig,
     context: RunContext | None = None,
@@ -170,6 +173,7 @@ def pack(
     return pack(config, replace(context, output=options.out or context.output or Path("packed")))
 
 
+@says_what_is_missing
 def search(
     model: Name | Values | SearchConfig,
     context: RunContext | None = None,
@@ -199,6 +203,7 @@ def search(
     return search(config.model_copy(update={"settings": settings}), _context(context))
 
 
+@says_what_is_missing
 def extend(
     recipe: Name | Values | Recipe,
     context: RunContext | None = None,
@@ -233,6 +238,7 @@ def extend(
     return extend(read, context, options.resume, options.from_stage)
 
 
+@says_what_is_missing
 def evaluate(
     model: Name | Values | EvaluationSettings,
     context: RunContext | None = None,
@@ -256,12 +262,15 @@ def evaluate(
         'passkey'
     """
     from ropewalk.evaluation.run import evaluate
-    from ropewalk.search.fitted_table import fitted_table
 
     config, options = _settings("evaluate", model, keywords)
-    rope = config.loading.rope
-    rope_of = None if rope is None else lambda path: fitted_table(rope, path)
-    return evaluate(config, _context(context, options.out), rope_of)
+    where, rope = _context(context, options.out), config.loading.rope
+    if rope is None:
+        return evaluate(config, where)
+    # Needs torch, and a model behind a server none.
+    from ropewalk.search.fitted_table import fitted_table
+
+    return evaluate(config, where, lambda path: fitted_table(rope, path))
 
 
 @overload
@@ -279,6 +288,7 @@ def compare(
 ) -> ExperimentResult: ...
 
 
+@says_what_is_missing
 def compare(*what: Any, context: RunContext | None = None, **keywords: Any) -> ExperimentResult:
     """Run a recipe with every combination of the given values and compare the results, or compare finished runs.
 
@@ -307,6 +317,7 @@ def compare(*what: Any, context: RunContext | None = None, **keywords: Any) -> E
     return compare(config, _context(context, options.out))
 
 
+@says_what_is_missing
 def audit(
     model: Name | Values | AuditSettings = "embedded",
     context: RunContext | None = None,
@@ -335,6 +346,7 @@ def audit(
     return audit(config, context if "device" not in keywords else replace(context, device=options.device))
 
 
+@says_what_is_missing
 def verify(
     recipe: Name | Values | VerifySettings = "demo",
     context: RunContext | None = None,

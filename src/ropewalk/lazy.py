@@ -9,6 +9,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from ropewalk.versions import needs
+
 
 def on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's ``__getattr__`` and ``__dir__`` (PEP 562), whose table is the package's own imports.
@@ -35,7 +37,12 @@ def on_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[], list[
             return sorted(homes())
         if name.startswith("__") or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes()[name]), name)
+        try:
+            value = getattr(import_module(homes()[name]), name)
+        except ModuleNotFoundError as error:
+            if (sentence := needs(f"{package}.{name}", error)) is None:
+                raise
+            raise ModuleNotFoundError(sentence, name=error.name) from error
         # A package below that bears the name is bound to it by its import, and can be called as it (make_callable).
         return sys.modules.get(f"{package}.{name}", value)
 

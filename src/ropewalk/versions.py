@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import platform
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 
 VERSION = "0.1.0"
 """Of ropewalk."""
+FULL = ("torch", "transformers", "accelerate", "peft", "datasets", "pyarrow", "safetensors", "fsspec", "cma")
+"""Packages that the distribution ropewalk needs beside those of ropewalk-core, by the names that are imported."""
 LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 
 
@@ -19,8 +22,23 @@ def is_installed(package: str) -> bool:
         return False
 
 
+def needs(what: str, error: BaseException | None) -> str | None:
+    """Sentence on what cannot run because ropewalk-core is installed alone; None for an error that has another cause.
+
+    Args:
+        what: name of a command or function.
+        error: error of an import, or one that it caused.
+    """
+    while error is not None:
+        package = (getattr(error, "name", None) or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and package in FULL:
+            return f"{what} needs {package}, which is not installed; run pip install ropewalk"
+        error = error.__cause__
+    return None
+
+
 def software_versions(libraries: tuple[str, ...] = LIBRARIES) -> dict[str, str]:
-    """Versions of ropewalk, of Python and of the libraries that results depend on, by name."""
+    """Versions of ropewalk, of Python and of those libraries that are installed and results depend on, by name."""
     return {"ropewalk": VERSION, "python": platform.python_version(), **_of_libraries(libraries)}
 
 
@@ -37,6 +55,10 @@ def _release(version: str) -> tuple[int, ...]:
 
 @cache
 def _of_libraries(libraries: tuple[str, ...]) -> dict[str, str]:
-    from importlib.metadata import version
+    from importlib.metadata import PackageNotFoundError, version
 
-    return {name: version(name) for name in libraries}
+    found = {}
+    for name in libraries:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

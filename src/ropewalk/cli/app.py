@@ -13,7 +13,7 @@ from cyclopts import App
 from ropewalk.cli.binding import HELP_FLAGS, UsageError, UsageErrors, usage_sentence
 from ropewalk.errors import Echo, RopewalkError
 from ropewalk.io.signals import ignore_signals
-from ropewalk.versions import VERSION
+from ropewalk.versions import VERSION, needs
 
 INTERRUPTED = 130
 MOST_OF_A_MESSAGE = 2000
@@ -135,6 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except Exception as error:
+        if (lacking := needs(_command_in(arguments), error)) is not None:
+            return _fail_once(lacking, 2)
         # Last resort at the edge of the program: any other exception is a bug of ours, and the message says so.
         if debug:
             _print_traceback()
@@ -148,8 +150,12 @@ def _lacks_command(arguments: list[str]) -> bool:
 
 
 def _command_in(arguments: list[str]) -> str:
-    """The command that a command line names, for the hint that points to its help."""
-    return " ".join(["ropewalk", *program().parse_commands(arguments)[0]])
+    """The command that a command line names, for messages."""
+    try:
+        return " ".join(["ropewalk", *program().parse_commands(arguments)[0]])
+    except ImportError:
+        # The command's own module needs what is not installed.
+        return " ".join(["ropewalk", *arguments[:1]])
 
 
 def _fail_once(message: str, status: int) -> int:

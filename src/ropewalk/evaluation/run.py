@@ -36,6 +36,7 @@ from ropewalk.io.files import cache_folder
 from ropewalk.io.settings import names_files
 from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.runs import Runner, Step, Todo, Work, opened
+from ropewalk.versions import is_installed
 
 if TYPE_CHECKING:
     import torch
@@ -175,11 +176,15 @@ def evaluate(
 
 
 def _check(config: EvaluationSettings, world: World) -> None:
-    from ropewalk.models.load import choose_device
-    from ropewalk.parallel import require_devices
-
     check_together(config, world.size)
+    if config.serving is None and not is_installed("torch"):
+        raise RopewalkError(
+            "a model in memory needs torch, which is not installed; run pip install ropewalk, or give --server"
+        )
     if world.size > 1:
+        from ropewalk.models.load import choose_device
+        from ropewalk.parallel import require_devices
+
         require_devices(world, choose_device(config.loading.device))
 
 
@@ -240,7 +245,20 @@ def _stated(path: str) -> int | None:
     """Return the max_position_embeddings of the config beside a tokenizer; None if there is no config."""
     if not (Path(path) / "config.json").is_file():
         return None
-    return _read_config(path).max_position_embeddings
+    return _stated_length(path)
+
+
+def _stated_length(path: str) -> int | None:
+    """Return a config's max_position_embeddings; without transformers, only one that the file states."""
+    if is_installed("transformers"):
+        return _read_config(path).max_position_embeddings
+    from ropewalk.data.read.embedded import resolve_model
+    from ropewalk.models.config.file import read_config_file
+
+    raw = read_config_file(path, resolve_model(path))
+    decoder = raw["text_config"] if isinstance(raw.get("text_config"), dict) else raw
+    stated = decoder.get("max_position_embeddings")
+    return stated if isinstance(stated, int) else None
 
 
 def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None) -> Settings:
@@ -248,7 +266,7 @@ def with_lengths(settings: Settings, path: str, rope: RopeOverride | None = None
     # lm_eval's suites need no length, so they alone do not read the config for one.
     if settings.lengths or all(isinstance(suite, HarnessSuite) for suite in chosen_suites(settings)):
         return settings
-    stated = rope.context if rope else _read_config(path).max_position_embeddings
+    stated = rope.context if rope else _stated_length(path)
     if stated is None:
         raise RopewalkError(f"the config of {path} states no max_position_embeddings; give --lengths")
     return settings.model_copy(update={"lengths": (int(stated),)})
@@ -606,9 +624,12 @@ def _other_models(pool: ServerPool, path: str) -> list[str]:
 
 def _notes_on_servers(path: str) -> list[str]:
     """What servers make of the model where that is not what the model is, one sentence each."""
+    length = _stated(path)
+    if not is_installed("transformers"):
+        more = "" if length else ", and no length with the context of its config"
+        return [f"transformers is not installed, so no server's RoPE is compared with that of {path}{more}"]
     from ropewalk.compatibility import readings, wrong_servers
 
-    length = _stated(path)
     return [] if length is None else wrong_servers(readings(path), length)
 
 

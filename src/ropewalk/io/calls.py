@@ -9,15 +9,19 @@ from __future__ import annotations
 import difflib
 import keyword
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import Settings, explain, model_in, option_of
+from ropewalk.versions import needs
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Path = tuple[str, ...]
 """Names that lead to a field, from the name of its settings class."""
@@ -72,6 +76,21 @@ def settings_from(given: Mapping[str, Any], *kinds: type[Settings]) -> list[Any]
     except ValidationError as error:
         raise RopewalkError(explain(error, model, spelled)) from error
     return [getattr(filled, kind.__name__) for kind in kinds]
+
+
+def says_what_is_missing(job: Callable[P, R]) -> Callable[P, R]:
+    """Let a function name the package that it needs and ropewalk-core does not bring, as an error of ropewalk."""
+
+    @wraps(job)
+    def called(*given: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return job(*given, **keywords)
+        except ModuleNotFoundError as error:
+            if (sentence := needs(f"ropewalk.{job.__name__}", error)) is None:
+                raise
+            raise RopewalkError(sentence) from error
+
+    return called
 
 
 def as_keywords(kind: type[Settings], first: str, given: Any) -> dict[str, Any]:

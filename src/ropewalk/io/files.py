@@ -7,14 +7,13 @@ import math
 import os
 import re
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
-
-from safetensors import SafetensorError
 
 from ropewalk.errors import RopewalkError, first_line
 from ropewalk.io.urls import credentials, masked, without
@@ -72,13 +71,19 @@ def new_folder(folder: Path) -> Iterator[Path]:
             shutil.rmtree(retired)
         else:
             temporary.rename(folder)
-    except (OSError, SafetensorError) as error:
+    except _write_errors() as error:
         # safetensors reports a failed write as its own error, which contains the system's message.
         reason = getattr(error, "strerror", None) or str(error)
         raise RopewalkError(f"cannot write {folder}: {reason}") from error
     finally:
         # After a successful rename there is nothing left under the temporary name.
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_errors() -> tuple[type[Exception], ...]:
+    """Errors of a failed write: those of the system, and of safetensors, which whoever writes with it has imported."""
+    safetensors = sys.modules.get("safetensors")
+    return (OSError,) if safetensors is None else (OSError, safetensors.SafetensorError)
 
 
 def unique_name(path: Path, kind: str) -> Path:

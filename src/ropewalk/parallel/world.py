@@ -1,4 +1,7 @@
-"""World: the processes that torchrun started, work that rank 0 does for all of them, and a joint shutdown on errors."""
+"""World: the processes that torchrun started, work that rank 0 does for all of them, and a joint shutdown on errors.
+
+torch is imported where several processes talk: a job in one process may need none of it.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
-
-import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure, Stopped, first_line
 from ropewalk.io.signals import Ended, ended_by_signals
 from ropewalk.parallel.mesh import Mesh, forget_groups
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -60,6 +61,8 @@ class World:
         """
         if self.size == 1:
             return function()
+        import torch.distributed as dist
+
         if not self.is_rank_0:
             box: list[Any] = [None, None]
             dist.broadcast_object_list(box, src=0, group=self.control)
@@ -78,6 +81,8 @@ class World:
 
     def device_on(self, mesh: Mesh) -> torch.device:
         """Device of this process on a mesh: its own CUDA device, or the CPU."""
+        import torch
+
         kind: str = mesh.device_mesh.device_type
         return torch.device(kind, self.local_rank) if kind == "cuda" else torch.device(kind)
 
@@ -90,6 +95,8 @@ class World:
         """Gather one picklable value per rank, in rank order; every rank must call this method."""
         if self.size == 1:
             return [value]
+        import torch.distributed as dist
+
         gathered: list[Any] = [None] * self.size
         dist.all_gather_object(gathered, value, group=self.control)
         return gathered
@@ -127,6 +134,8 @@ class World:
     def barrier(self) -> None:
         """Wait until every rank has called this method."""
         if self.size > 1:
+            import torch.distributed as dist
+
             dist.barrier(group=self.control)
 
 
@@ -164,6 +173,8 @@ def require_devices(world: World, device: torch.device) -> None:
     Raises:
         RopewalkError: with the number of devices that torch sees.
     """
+    import torch
+
     if world.size > 1 and device.type == "cuda" and torch.cuda.device_count() < world.local_size:
         raise RopewalkError(
             f"{world.local_size} processes on this machine need {world.local_size} CUDA devices, but torch sees "
@@ -188,6 +199,8 @@ def joined(device_type: str = "auto", advice: str = "start it again") -> Iterato
     if world.size == 1:
         yield world
         return
+    import torch.distributed as dist
+
     started = not dist.is_initialized()
     if started:
         _start(world, device_type)
@@ -237,6 +250,8 @@ def joined(device_type: str = "auto", advice: str = "start it again") -> Iterato
 
 def _outlast_rank_0(world: World) -> None:
     """Wait until rank 0 has exited: torchrun kills all processes when one fails, and rank 0 prints the error."""
+    import torch.distributed as dist
+
     with suppress(RuntimeError):
         # Rank 0 never enters this barrier; the wait ends when rank 0 exits and its connection closes.
         dist.barrier(group=world.control)
@@ -244,6 +259,9 @@ def _outlast_rank_0(world: World) -> None:
 
 
 def _start(world: World, device_type: str) -> None:
+    import torch
+    import torch.distributed as dist
+
     # With too few CUDA devices the processes still join over gloo, so that rank 0 can report the problem.
     enough = torch.cuda.device_count() >= world.local_size
     device_type = "cuda" if device_type in ("auto", "cuda") and enough else "cpu"
@@ -269,22 +287,32 @@ def _fresh_store(world: World) -> Any:
     """
     if not world.restarts or world.local_size < world.size:
         return None
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+    from torch.distributed.rendezvous import rendezvous
+
     store, _, _ = next(iter(rendezvous("env://")))
     return PrefixStore(f"attempt{world.restarts}", store)
 
 
 def _highest(number: int, group: Any) -> int:
+    import torch
+    import torch.distributed as dist
+
     most = torch.tensor(number)
     dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     return int(most)
 
 
 def _control_group() -> Any:
+    import torch.distributed as dist
+
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def _is_lost_contact(error: RuntimeError) -> bool:
     """Whether an error means that a peer exited: gloo raises a plain RuntimeError, NCCL and the store a DistError."""
+    import torch.distributed as dist
+
     if isinstance(error, dist.DistError):
         return True
     text = str(error).lower()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ropewalk.dry_run.check import RecipeCheck
 from ropewalk.io.lengths import format_length
 from ropewalk.recipes import RecipeHead
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.tables import Part, ResultTable
+
+if TYPE_CHECKING:
+    from ropewalk.dry_run.check import RecipeCheck
 
 
 def describe_recipes(heads: Mapping[str, RecipeHead]) -> Iterator[Part]:

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from ropewalk.errors import RopewalkError, first_line
 from ropewalk.io.files import parse_json, path_inside, refuse_lfs_pointer
 from ropewalk.models.checkpoint.origin import cached_folder
@@ -60,6 +58,8 @@ def weight_tensors(path_or_id: str | os.PathLike[str]) -> Iterator[tuple[str, st
     Raises:
         RopewalkError: as :func:`weight_files` does, and for a file that is not in the format.
     """
+    from safetensors import SafetensorError, safe_open
+
     for file in weight_files(path_or_id):
         if file.suffix == ".json":
             continue
