@@ -93,6 +93,7 @@ class CompletionServer:
         reads: from a trial's prompt to the tokens that it says it has read; None says nothing.
         unlisted: names of models that it serves and does not list.
         pages: JSON values of further paths, such as ``/props``.
+        posts: for further paths to which JSON is posted, from it to what is said: a JSON value, or a reply.
         named: name of the model in the answers to trials.
         trial_reply: the answer to trials, in place of one token.
     """
@@ -107,6 +108,7 @@ class CompletionServer:
         reads: Callable[[Any], int | None] = lambda prompt: None,
         unlisted: Sequence[str] = (),
         pages: Mapping[str, Any] | None = None,
+        posts: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
         named: str | None = None,
         trial_reply: Reply | None = None,
     ) -> None:
@@ -130,7 +132,12 @@ class CompletionServer:
 
             def do_POST(self) -> None:
                 value = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if self.path not in ("/v1/completions", "/v1/chat/completions"):
+                if self.path in (posts or {}):
+                    if self._allowed():
+                        found = (posts or {})[self.path](value)
+                        said = found if isinstance(found, Reply) else Reply(body=json.dumps(found).encode())
+                        self._send(said)
+                elif self.path not in ("/v1/completions", "/v1/chat/completions"):
                     self._send(refusal(404, "Not Found"))
                 elif self._allowed() and not self._refused(value):
                     with outer._lock:

@@ -235,6 +235,7 @@ class EvaluateKeywords(TypedDict, total=False):
     thinking_tokens: int
     threshold: float
     timeout: float
+    tokenizer: str | None
     trained_length: int | None
     url: str
     what: Mapping[str, Any] | Settings

@@ -9,6 +9,7 @@ Its files::
     tasks             the benchmarks, one module or package each
     backends          who answers: a model in memory, or a server
     model_under_test  the model in memory, behind a server, or sharded over several processes
+    served_tokenizer  what counts the tokens of a served model: files, the server, or words
     run               the job: a checkpoint, the mean of several, or a server
     option_checks     options that contradict each other or the processes; the mesh of --parallel
     suite_loop        the loop over suites

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.backends.serving import OF_WORDS
 from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings, unread
+from ropewalk.evaluation.tasks.ruler.tasks import RulerSettings
 from ropewalk.io.settings import Option
 
 if TYPE_CHECKING:
@@ -22,6 +24,9 @@ def check_together(config: EvaluationSettings, processes: int) -> None:
         config: settings of the run.
         processes: number of processes that torchrun started; 1 without torchrun.
     """
+    if config.serving is None and config.model is None:
+        raise RopewalkError("MODEL is missing; name a checkpoint, or a server with --server URL")
+    _check_words(config)
     if config.serving is not None and config.average:
         raise RopewalkError(
             "--average measures several checkpoints, but a server runs only one; remove --average or --server"
@@ -55,6 +60,22 @@ def check_together(config: EvaluationSettings, processes: int) -> None:
         raise RopewalkError(
             f"--device {config.loading.device} names a single device for {processes} processes; give --device cuda"
         )
+
+
+def _check_words(config: EvaluationSettings) -> None:
+    """Raise for settings that need the tokens of a prompt, if they are only estimated."""
+    if config.serving is None or config.serving.tokenizer != OF_WORDS:
+        return
+    exact = {
+        "--send ids": config.serving.send == "ids",
+        "--compat nvidia": config.what.of(RulerSettings).compat == "nvidia",
+    }
+    for option, given in exact.items():
+        if given:
+            raise RopewalkError(
+                f"{option} needs the tokens of prompts, and --tokenizer {OF_WORDS} only estimates their number; remove "
+                "one of the two"
+            )
 
 
 def _check_effect(settings: Settings) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 from ropewalk.data.tokens.chat import DATE, chat_template
 from ropewalk.data.tokens.render import render
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.backends.protocol import END_OF_THOUGHTS, THOUGHTS
+from ropewalk.evaluation.backends.text_counters import TextCounter, joined_turns
 
 FIRST_PROBE = 16
 """Units of the first trial; its token count gives the first estimate of the tokens per unit."""
-
-THOUGHTS, END_OF_THOUGHTS = "<think>", "</think>"
-"""Marks around the thoughts of Qwen3, DeepSeek-R1 and most other thinking models."""
 
 ALPHABET = string.ascii_letters + string.digits + " .,:;?!'()<>_=-"
 """Characters that the benchmarks' templates, keys and values contain."""
@@ -51,7 +50,8 @@ class PromptEncoder:
         system: system prompt before the user's turn; None for none.
         thinking: tokens that a thinking model may spend before its answer; 0 tells the template not to think.
         as_turns: whether a server gets the turns and applies the template itself, which leaves no place for the
-            beginning of an answer.
+            beginning of an answer. A :class:`TextCounter` then needs no chat template: the server's own one counts by
+            the tokens that it writes around a text.
         own_variables: whether the server applies the template with variables of the user's, such as
             ``enable_thinking``, so that the template rendered here does not show whether the model thinks.
 
@@ -69,8 +69,12 @@ class PromptEncoder:
         as_turns: bool = False,
         own_variables: bool = False,
     ) -> None:
-        if chat and not tokenizer.chat_template:
-            raise RopewalkError("the tokenizer has no chat template; remove --chat, or use a chat model")
+        counted = isinstance(tokenizer, TextCounter)
+        if chat and not tokenizer.chat_template and not (counted and as_turns):
+            raise RopewalkError(
+                "the tokenizer has no chat template; "
+                + ("add --endpoint chat" if counted else "remove --chat, or use a chat model")
+            )
         for name, value in (("--system-prompt", system), ("--thinking-tokens", thinking)):
             if value and not chat:
                 raise RopewalkError(f"{name} works only with a chat template; add --chat")
@@ -79,8 +83,12 @@ class PromptEncoder:
         self.own_variables = own_variables
         self._plain: Any = None
         self._template = chat_template(tokenizer) if chat else None
+        # The server's template writes tokens around each turn, and no one here knows which.
+        self._around = 0
+        if counted:
+            self._around = tokenizer.around * (2 if chat and system is not None else 1)
         # Rendered once before the work: some templates (Gemma 2's) refuse a system prompt.
-        opened = chat and self._rendered("", "").rstrip().endswith(THOUGHTS)
+        opened = self._template is not None and self._rendered("", "").rstrip().endswith(THOUGHTS)
         # Variables of the user's may turn thinking off, and nobody gives them for that with tokens to think.
         self.thoughts_opened = (opened and not (own_variables and thinking == 0)) if chat else None
         """Whether the prompt ends inside the model's thoughts; None without a chat template, see `answer_in`."""
@@ -101,7 +109,7 @@ class PromptEncoder:
                 "the chat template always starts the model's thoughts, and without tokens for them no answer follows; "
                 f"{remedy}"
             )
-        if self.as_turns and not self.own_variables and self._thinks_untold():
+        if self._template and self.as_turns and not self.own_variables and self._thinks_untold():
             raise RopewalkError(
                 "with --endpoint chat, the server's chat template lets the model think, and without tokens for its "
                 f"thoughts no answer follows; {remedy}, or turn thinking off with --server-extra "
@@ -121,6 +129,9 @@ class PromptEncoder:
         bos = self.tokenizer.bos_token_id
         if bos is not None and not self.chat:
             ids = [bos, *ids]
+        if self._around:
+            # They stand for tokens that only the server writes.
+            return Prompt(rendered, (*(0,) * self._around, *ids), 0)
         # Counted and not assumed, because a chat template may write BOS twice or not at all.
         return Prompt(rendered, tuple(ids), 0 if bos is None else sum(each == bos for each in ids))
 
@@ -128,7 +139,7 @@ class PromptEncoder:
         """Count the tokens of the whole prompt of each (text, answer prefix), on all cores in parallel."""
         rendered = [self._rendered(text, prefix) for text, prefix in pieces]
         # Counts must equal the lengths of encode(), which adds BOS by hand except under a chat template.
-        head = 0 if self.chat or self.tokenizer.bos_token_id is None else 1
+        head = self._around + (0 if self.chat or self.tokenizer.bos_token_id is None else 1)
         with _all_cores():
             # The fast variant skips offsets, which take as long as the tokens themselves.
             found = self.backend().encode_batch_fast(rendered, add_special_tokens=False)
@@ -141,7 +152,7 @@ class PromptEncoder:
     def bos_count(self, text: str, answer_prefix: str = "") -> int:
         """Count the BOS tokens of the whole prompt by its text: only the literal BOS string becomes a BOS token."""
         bos = self.tokenizer.bos_token
-        if bos is None:
+        if bos is None or self._around:
             return 0
         return self._rendered(text, answer_prefix).count(bos) + (not self.chat)
 
@@ -151,6 +162,8 @@ class PromptEncoder:
         Raises:
             RopewalkError: if encoding and decoding loses characters; the message lists them.
         """
+        if getattr(self.tokenizer, "approximate", False):
+            return
         ids = self.tokenizer(ALPHABET, add_special_tokens=False, verbose=False)["input_ids"]
         # The text of an unknown token, such as "[UNK]", consists of letters of the alphabet itself.
         back = self.tokenizer.decode([each for each in ids if each != self.tokenizer.unk_token_id])
@@ -177,6 +190,8 @@ class PromptEncoder:
     def _rendered(self, text: str, answer_prefix: str) -> str:
         if not self.chat:
             return text + answer_prefix
+        if self._template is None:
+            return joined_turns(self.turns(text, answer_prefix))
         opened = self._by_template(self.turns(text, answer_prefix), enable_thinking=self.thinking > 0)
         return opened if self._prefix_in_turn else opened + answer_prefix
 

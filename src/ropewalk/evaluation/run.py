@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import mean_over_checkpoints, summarise
+from ropewalk.evaluation.backends.text_counters import TextCounter
 from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.option_checks import check_together, shape_for
 from ropewalk.evaluation.predictions import PredictionLog
 from ropewalk.evaluation.record import EVALUATION, PREDICTIONS, RESULT_LOG, SCORES, EvaluationResult
 from ropewalk.evaluation.results import TaskResult, result_log
 from ropewalk.evaluation.rows import DrawnDocuments, documents_of
+from ropewalk.evaluation.served_tokenizer import ServedTokenizer, served_tokenizer
 from ropewalk.evaluation.settings import EvaluationSettings, Settings
 from ropewalk.evaluation.suite_loop import Stores, check_evaluation, not_running, run_suites
 from ropewalk.evaluation.tasks.lm_eval.suites import harness_installed
@@ -114,25 +116,31 @@ def evaluate(
     # Every process has the same settings, so rank 0 checks them and the user sees each error once.
     context.world.on_rank_0(lambda: _check(config, context.world))
     # A wrong address or name should cost a second, so nothing heavy is loaded before the server has answered.
-    servers = None if config.serving is None else _found_servers(config.serving, context)
+    servers = None if config.serving is None else _found_servers(config.serving, config.model, context)
     what = config.what
     if servers is not None and "suites" not in what.model_fields_set:
         # The other default suite needs losses, which no server gives.
         what = what.model_copy(update={"suites": ("passkey",)})
-    path = resolve_model(config.model)
+    if servers is not None:
+        servers.require_length(max((n for each in what.suites for n in what.lengths_of(each)), default=0))
+    if context.world.size == 1:
+        for sentence in not_running(what, servers is not None):
+            context.rank_0_reporter.note(sentence)
+    counted = None
+    if config.serving is not None and servers is not None:
+        counted = served_tokenizer(config.model, config.serving.tokenizer, servers)
+        context.rank_0_reporter.note(counted.source)
+    path = resolve_model(config.model or str(servers and servers.backends[0].model))
     average = config.last if config.average else None
     paths = [Path(path)] if average is None else _last_checkpoints(Path(path), average, context)
     first = path if average is None else str(paths[0])
     settings = context.world.on_rank_0(
-        lambda: with_lengths(what, first, None if rope_of is None else rope_of(first))
-    )
-    if servers is not None:
-        servers.require_length(
-            max((n for each in settings.suites for n in settings.lengths_of(each)), default=0)
+        lambda: (
+            with_lengths(what, first, None if rope_of is None else rope_of(first))
+            if counted is None or servers is None
+            else _served_lengths(what, counted.path, servers)
         )
-    if context.world.size == 1:
-        for sentence in not_running(settings, config.serving is not None):
-            context.rank_0_reporter.note(sentence)
+    )
     # A list, so that the one that is measured can be freed before the next is loaded.
     runs = [
         _Run(
@@ -143,6 +151,7 @@ def evaluate(
             each.name if average else None,
             rope_of,
             servers,
+            counted,
         )
         for each in paths
     ]
@@ -160,10 +169,10 @@ def evaluate(
         results = found[runs[0].step_name] if average is None else mean_over_checkpoints(found)
         several = () if average is None else zip(identities, map(tuple, found.values()), strict=True)
         identity = identities[0] if average is None else {"checkpoints": identities}
-        named = {"model": config.model}
+        named: dict[str, Any] = {"model": config.model}
         if servers is not None:
-            # MODEL is only its tokenizer.
-            named = {"model": str(servers.backends[0].model), "tokenizer": config.model}
+            # MODEL may be only its tokenizer.
+            named = {"model": str(servers.backends[0].model)}
         record = _record(config, settings, {**named, **identity}, results)
         result = EvaluationResult(record, tuple(results), tuple(several))
         # Results are written once, by rank 0; the other ranks have the same values.
@@ -309,6 +318,7 @@ class _Run:
     name: str | None
     rope_of: RopeOf | None
     servers: ServerPool | None = None
+    counted: ServedTokenizer | None = None
 
     loaded: list[tuple[_Ready, ModelUnderTest, Mapping[str, Any]]] = field(default_factory=list)
     """The model while it is measured, with the facts of its setup that results record; emptied afterwards, because the
@@ -326,14 +336,12 @@ class _Run:
 
     def run(self, runner: Runner, step: Step, todo: Todo) -> None:
         """Load the model and measure it, unless that is done."""
-        from ropewalk.data import load_tokenizer
-
         try:
             if not todo.is_done(step.name):
                 world = self.context.world
                 # Rank 0 reads the text for all ranks, so that none of them has other documents.
                 ready = world.on_rank_0(self._ready)
-                tokenizer = load_tokenizer(self.path, self._embedding_rows())
+                tokenizer = self._tokenizer()
                 under_test, facts = self._load(ready, tokenizer)
                 self.loaded.append((ready, under_test, facts))
                 # Before the step begins, so that rejected settings leave nothing behind.
@@ -374,13 +382,17 @@ class _Run:
         plain: dict[str, Any] = json.loads(json.dumps(value), parse_constant=lambda name: None)
         return plain
 
-    def _embedding_rows(self) -> int | None:
-        """Rows of the model's embedding; None for a model on a server, of which only a tokenizer is here."""
-        return None if self.config.serving is not None else _read_config(self.path).vocab_size
+    def _tokenizer(self) -> Any:
+        """The model's tokenizer; of a model on a server, what counts its tokens."""
+        from ropewalk.data import load_tokenizer
+
+        if self.counted is not None:
+            return self.counted.tokenizer
+        return load_tokenizer(self.path, _read_config(self.path).vocab_size)
 
     def _ready(self) -> _Ready:
         """Check everything that needs no model, and read the documents."""
-        from ropewalk.data import SourceSpec, load_tokenizer
+        from ropewalk.data import SourceSpec
 
         settings, sharded, served = (
             self.settings,
@@ -402,7 +414,7 @@ class _Run:
             longest = max(
                 max(settings.lengths_of(suite.name), default=0) for suite in chosen_suites(settings)
             )
-            tokenizer = load_tokenizer(self.path, self._embedding_rows())
+            tokenizer = self._tokenizer()
             source = SourceSpec(path=self.config.text)
             documents = documents_of([source], tokenizer, longest, settings.rows, settings.seed)
         ready = _Ready(rope, documents, None if served else self._decided)
@@ -508,21 +520,28 @@ class _Run:
     def _served(self, tokenizer: Any) -> tuple[ModelUnderTest, dict[str, Any]]:
         from ropewalk.evaluation.backends.served import Served
 
-        backend = self._server(tokenizer)
-        for note in [*backend.notes, *_other_models(backend, self.path), *_notes_on_servers(self.path)]:
+        assert self.counted is not None
+        backend, path = self._server(tokenizer), self.counted.path
+        known = () if path is None else (*_other_models(backend, path), *_notes_on_servers(path))
+        for note in [*backend.notes, *known]:
             self.context.rank_0_reporter.note(note)
         notes = {"notes": backend.notes} if backend.notes else {}
-        under_test = ModelUnderTest(tokenizer, backend, None, _stated(self.path))
+        under_test = ModelUnderTest(tokenizer, backend, None, None if path is None else _stated(path))
         said = [each.served.to_json() for each in backend.backends if each.served != Served()]
         served = {"served": said} if said else {}
-        return under_test, {"backend": backend.description, **served, **notes}
+        # The last, because the tokens of a word are known only now.
+        counted = {"tokenizer": path, "tokens": self.counted.record}
+        return under_test, {"backend": backend.description, **counted, **served, **notes}
 
     def _stores(self, work: Work) -> Stores:
         """Open the stores of the run.
 
         Only rank 0 uses the folder. The other ranks get a copy of its results and keep new ones in memory.
         """
-        samples = self.config.samples_dir or default_samples_folder()
+        samples: Path | None = self.config.samples_dir or default_samples_folder()
+        if self.counted is not None and isinstance(self.counted.tokenizer, TextCounter):
+            # Without a digest of the tokenizer, nobody knows for whom else the prompts have this length.
+            samples = None
         kept: list[Stores] = []
 
         def logs() -> dict[Any, TaskResult]:
@@ -550,19 +569,21 @@ class _Run:
     @cached_property
     def _identity(self) -> dict[str, Any]:
         """What decides the results, in the order in which a refusal names it; no model is loaded for it."""
-        from ropewalk.data import SourceSpec, load_tokenizer
+        from ropewalk.data import SourceSpec
         from ropewalk.data.read.identity import inputs_identity
         from ropewalk.data.tokens.tokenise import tokenizer_identity
         from ropewalk.io.digests import digest
 
         settings, served = self.settings, self.config.serving is not None
-        tokenizer = load_tokenizer(self.path, self._embedding_rows())
+        tokenizer = self._tokenizer()
+        counter = isinstance(tokenizer, TextCounter)
         known: dict[str, Any] = {
             **settings.identity(),
             # Digests of weights take long, and a server has them.
             "model_sha256": None if served else model_digest(self.path),
-            "tokenizer_sha256": tokenizer_identity(tokenizer)["sha256"],
+            "tokenizer_sha256": None if counter else tokenizer_identity(tokenizer)["sha256"],
             **(self._decided_by_server(tokenizer) if served else self._decided_by_loading()),
+            **({"tokens": tokenizer.record} if counter else {}),
             # The digest of the tokenizer covers its backend, which does not name BOS and EOS.
             "special_tokens": [tokenizer.bos_token_id, tokenizer.eos_token_id],
             "chat_template": digest(tokenizer.chat_template) if settings.chat else None,
@@ -601,12 +622,28 @@ class _Run:
         return self.servers
 
 
-def _found_servers(serving: Serving, context: RunContext) -> ServerPool:
+def _served_lengths(settings: Settings, path: str | None, servers: ServerPool) -> Settings:
+    """Fill in the longest length that the servers and the config, if there is one, state, if lengths are missing."""
+    if settings.lengths or all(isinstance(suite, HarnessSuite) for suite in chosen_suites(settings)):
+        return settings
+    contexts = [each.served.context for each in servers.backends if each.served.context is not None]
+    try:
+        stated = None if path is None else _read_config(path).max_position_embeddings
+    except RopewalkError:
+        # A tokenizer needs no config beside it.
+        stated = None
+    known = [*contexts, *([] if stated is None else [stated])]
+    if not known:
+        raise RopewalkError("neither the server nor a config says how long a prompt can be; give --lengths")
+    return settings.model_copy(update={"lengths": (min(known),)})
+
+
+def _found_servers(serving: Serving, model: str | None, context: RunContext) -> ServerPool:
     """The servers, each of which says that it serves the model."""
     from ropewalk.evaluation.backends.server_pool import server_pool
 
     pool = server_pool(serving, report=context.rank_0_reporter.note)
-    pool.find()
+    pool.find(model)
     return pool
 
 

@@ -194,9 +194,10 @@ class EvaluationSettings(BaseSettings):
         serving: the server that runs the model instead; None for a model in memory.
     """
 
-    model: Annotated[str, Option(argument=True)] = Field(
-        description=f"{MODEL_NAME}. With --average: a folder of checkpoints. With --server: the tokenizer, as a folder "
-        "or a Hub id."
+    model: Annotated[str | None, Option(argument=True)] = Field(
+        default=None,
+        description=f"{MODEL_NAME}. With --average: a folder of checkpoints. With --server, not needed: the model's "
+        "name on the server, or a folder or Hub id with its tokenizer.",
     )
     what: Settings = Settings()
     loading: Loading = Loading()

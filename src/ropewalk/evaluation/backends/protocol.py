@@ -20,6 +20,9 @@ Send = Literal["auto", "ids", "text"]
 Endpoint = Literal["completions", "chat"]
 """Endpoint of a server: ``chat`` gets turns, and applies the chat template itself."""
 
+THOUGHTS, END_OF_THOUGHTS = "<think>", "</think>"
+"""Marks around the thoughts of Qwen3, DeepSeek-R1 and most other thinking models."""
+
 Progress = Callable[[int, int], None]
 """Called with the number of completed rows or samples, and the total."""
 
@@ -35,6 +38,7 @@ class GenerationRequest:
             length, so that an answer does not depend on the rest of its batch.
         turns: the same prompt as roles and texts, for a server that applies the chat template itself; else empty.
         content_tokens: tokens of ``input_ids`` without those of the template around the texts.
+        text: the whole prompt as text; needed if ``input_ids`` are estimates.
     """
 
     input_ids: tuple[int, ...]
@@ -42,6 +46,7 @@ class GenerationRequest:
     length: int
     turns: tuple[tuple[str, str], ...] = ()
     content_tokens: int = 0
+    text: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from ropewalk.evaluation.prompt import END_OF_THOUGHTS, THOUGHTS
+from ropewalk.evaluation.backends.protocol import END_OF_THOUGHTS, THOUGHTS
 
 LONGEST_REMARK = 300
 """Maximum number of characters of a server's message that an error message quotes."""
@@ -127,7 +127,7 @@ def read_chat(body: bytes) -> Completion:
 
 def _answer(body: bytes) -> Any:
     """The JSON value of a successful response, unless it is an error: some servers and proxies report them so."""
-    value = _json(body)
+    value = read_json(body)
     if isinstance(value, Mapping) and not value.get("choices"):
         error = value.get("error") or (value if value.get("object") == "error" else None)
         if error:
@@ -147,7 +147,7 @@ def read_models(body: bytes) -> list[str]:
     Raises:
         FaultError: if the response is not a list of models.
     """
-    match _json(body):
+    match read_json(body):
         case {"data": list(entries)}:
             names = [entry.get("id") if isinstance(entry, dict) else None for entry in entries]
             if all(isinstance(name, str) for name in names):
@@ -257,7 +257,12 @@ def retry_after(header: str | None) -> float | None:
 _HTML = re.compile(rb"\s*<(!doctype html|html)\b", re.IGNORECASE)
 
 
-def _json(body: bytes) -> Any:
+def read_json(body: bytes) -> Any:
+    """The JSON value of a response.
+
+    Raises:
+        FaultError: if it is not JSON.
+    """
     try:
         return json.loads(body)
     except (ValueError, RecursionError):

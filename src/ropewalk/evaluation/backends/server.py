@@ -11,6 +11,7 @@ import math
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,13 @@ import httpx2
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.dispatch import answers_of, check_requests
 from ropewalk.evaluation.backends.http_limits import limited_client, within
-from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, Rejection
+from ropewalk.evaluation.backends.protocol import (
+    END_OF_THOUGHTS,
+    THOUGHTS,
+    Answer,
+    GenerationRequest,
+    Rejection,
+)
 from ropewalk.evaluation.backends.responses import (
     Completion,
     FaultError,
@@ -29,13 +36,14 @@ from ropewalk.evaluation.backends.responses import (
     one_line,
     read_chat,
     read_completion,
+    read_json,
     read_models,
     retry_after,
     server_message,
 )
 from ropewalk.evaluation.backends.served import PLACES, Served, from_models, names_model
 from ropewalk.evaluation.backends.serving import RESERVED, Serving, public_address
-from ropewalk.evaluation.prompt import END_OF_THOUGHTS, THOUGHTS
+from ropewalk.evaluation.backends.text_counters import ServerTokenizer, TextCounter, WordCounter
 from ropewalk.io.urls import credentials, without
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -84,7 +92,6 @@ class ServerBackend:
             raise RopewalkError(f"backoff must be 0 or more seconds, got {backoff}")
         self.address = public_address(serving.url)
         self.model = serving.model
-        self.use(tokenizer)
         self.concurrency, self.timeout, self.retries = serving.concurrency, serving.timeout, serving.retries
         self.backoff = backoff
         self.extra = serving.extra
@@ -102,15 +109,22 @@ class ServerBackend:
         self._api_key = _key(api_key)
         self._secrets = [*([self._api_key] if self._api_key else []), *credentials(serving.url)]
         self._found = self._checked = False
+        self._probed: set[int] = set()
         self._models = b""
         self._listed: list[str] | None = None
         self._trial_answer: Completion | None = None
+        self.use(tokenizer)
 
     def use(self, tokenizer: Any) -> None:
         """Encode with this tokenizer from now on; :meth:`find` needs none, so it can be loaded afterwards."""
         self.tokenizer = tokenizer
         self._bos_added = tokenizer is not None and _adds_bos(tokenizer)
-        self._longest_token = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
+        # Only a vocabulary says how long a token can be.
+        files = tokenizer is not None and not isinstance(tokenizer, TextCounter)
+        self._longest_token = max(map(len, tokenizer.get_vocab())) if files else None
+        self._approximate: bool = getattr(tokenizer, "approximate", False)
+        if self._approximate:
+            self._text_sent = True
 
     @property
     def description(self) -> dict[str, Any]:
@@ -124,11 +138,14 @@ class ServerBackend:
             **({"left_out": self._left_out} if self._left_out else {}),
         }
 
-    def find(self) -> str:
+    def find(self, preferred: str | None = None) -> str:
         """Find the model on the server, without a tokenizer.
 
         A named model need not be in the server's list: ``transformers serve`` lists the models in the Hub cache. Such
         a model is asked for one token.
+
+        Args:
+            preferred: the model if none is named and the server lists it.
 
         Returns:
             The name of the model on the server.
@@ -164,7 +181,8 @@ class ServerBackend:
             else:
                 self._listed = self._names_in(self._models)
         if self.model is None:
-            self.model = self._only(self._listed or [])
+            known = preferred if preferred in (self._listed or ()) else None
+            self.model = known or self._only(self._listed or [])
         elif self.model not in (self._listed or ()):
             self._require_answer()
         self.served = self._says(self._models)
@@ -201,7 +219,17 @@ class ServerBackend:
             self.find()
         with self._client(self.timeout) as client:
             trial = self._agree(client)
-        self._check_named(trial.model)
+            self._check_named(trial.model)
+            if isinstance(self.tokenizer, WordCounter):
+                self.tokenizer.measure(lambda text: self._tokens_read(client, text))
+            elif isinstance(self.tokenizer, TextCounter) and self.as_turns:
+                if not trial.prompt_tokens:
+                    raise RopewalkError(
+                        f"the server at {self.address} does not report the tokens of prompts, so those of its chat "
+                        "template are unknown; give --tokenizer a folder or a Hub id"
+                    )
+                own = self.tokenizer(TRIAL, add_special_tokens=False)["input_ids"]
+                self.tokenizer.around = max(trial.prompt_tokens - len(own), 0)
         self._trial_answer = trial
         self._checked = True
         return str(self.model)
@@ -232,27 +260,47 @@ class ServerBackend:
         """Return what the list of models says of this one, or else what other paths of the server say."""
         assert self.model is not None
         found = from_models(models, self.model)
-        root = self._base_url.rstrip("/").removesuffix("/v1")
         seconds = min(self.timeout, CONNECT_TIMEOUT)
         with self._client(seconds) as client:
             for path, read in PLACES:
                 if found.context is not None:
                     break
                 try:
-                    body = self._content(client, f"{root}{path}", seconds)
+                    body = self._content(client, f"{self._root}{path}", seconds)
                 except (FaultError, RefusalError):
                     continue
                 said = read(body)
                 found = Served(said.context, found.root or said.root, said.source)
         return found
 
+    def _tokens_read(self, client: httpx2.Client, text: str) -> int | None:
+        """The tokens of a text, with what the server writes around it, by the server's count."""
+        try:
+            body = self._create(client, text, (("user", text),) if self.as_turns else (), 1)
+            return (read_chat(body) if self.as_turns else read_completion(body)).prompt_tokens
+        except (FaultError, RefusalError) as error:
+            raise RopewalkError(f"the server at {self.address} does not take a text: {error}") from error
+
     def require_length(self, length: int) -> None:
         """Raise if the server says that its context is shorter than this many tokens; call :meth:`find` first.
+
+        A server whose tokens are estimated gets a text of this length, once: some cut longer ones without a word.
 
         Raises:
             RopewalkError: names the server and both lengths.
         """
         self.served.require(length, self.address)
+        if not isinstance(self.tokenizer, WordCounter) or not self._checked or length in self._probed:
+            return
+        text, least = self.tokenizer.probe(length)
+        with self._client(self.timeout) as client:
+            read = self._tokens_read(client, text)
+        if read is not None and read < least:
+            raise RopewalkError(
+                f"the server at {self.address} read only {read:,} of at least {least:,} tokens of a text; serve the "
+                f"model with a context of {length:,} tokens, or give shorter --lengths"
+            )
+        self._probed.add(length)
 
     def _agree(self, client: Any) -> Completion:
         """Send the trial request with fewer and fewer optional fields until the server accepts it.
@@ -266,7 +314,7 @@ class ServerBackend:
             turns = (("user", TRIAL),) if self.as_turns else ()
             try:
                 found = self._completion_with_retries(
-                    client, GenerationRequest(ids, 1, len(ids) + 1, turns), threading.Event()
+                    client, GenerationRequest(ids, 1, len(ids) + 1, turns, text=TRIAL), threading.Event()
                 )
             except FaultError as fault:
                 raise RopewalkError(
@@ -277,8 +325,9 @@ class ServerBackend:
                 self._do_without(refusal)
                 continue
             read = found.prompt_tokens
-            # A server that reports no usage gives nothing to compare.
-            if not self._text_sent or not read or read == len(ids):
+            # A server that reports no usage gives nothing to compare, and neither does an estimate; a template of the
+            # server's writes tokens of its own.
+            if not self._text_sent or not read or read == len(ids) or self._approximate or self.as_turns:
                 return found
             # The server may add BOS where the tokenizer does not, or the other way round; try that once.
             if written_otherwise or self.tokenizer.bos_token_id is None:
@@ -363,7 +412,7 @@ class ServerBackend:
 
     def _trial(self) -> tuple[int, ...]:
         """Return the trial prompt as token ids; without a tokenizer, the id 0, which every vocabulary has."""
-        if self.tokenizer is None:
+        if self.tokenizer is None or self._approximate:
             return (0,)
         ids = self.tokenizer(TRIAL, add_special_tokens=False)["input_ids"]
         bos = self.tokenizer.bos_token_id
@@ -448,6 +497,8 @@ class ServerBackend:
         elif self._text_sent and trial is None:
             # The trial of text finds out which of the two writes BOS, and says itself if neither fits.
             most = math.inf
+        if self._approximate:
+            most = math.inf
         if read is not None and not 0 <= read <= most:
             raise FaultError(
                 f"the server reports a prompt of {one_line(str(read))} tokens, but {sent} were sent"
@@ -470,7 +521,7 @@ class ServerBackend:
         sent = request.content_tokens if self.as_turns else len(request.input_ids)
         read = completion.prompt_tokens
         # Some servers report 0 for unknown. A different tokenizer would have failed the trial in :meth:`_agree`.
-        if read and read < sent:
+        if read and read < sent and not self._approximate:
             raise RefusalError(
                 f"the server read only {read} of the {sent} tokens of the prompt; serve the model with a longer context"
             )
@@ -489,7 +540,7 @@ class ServerBackend:
     def _request(self, client: httpx2.Client, request: GenerationRequest) -> bytes:
         prompt: str | list[int] = ""
         if not self.as_turns:
-            prompt = self._text(request.input_ids) if self._text_sent else list(request.input_ids)
+            prompt = self._text(request) if self._text_sent else list(request.input_ids)
         return self._create(client, prompt, request.turns, request.max_new_tokens)
 
     def _create(
@@ -551,13 +602,16 @@ class ServerBackend:
         # A server's message may quote the request together with its key, however short.
         return without(text, self._secrets, 1)
 
-    def _text(self, input_ids: Sequence[int]) -> str:
-        """Return a text that the local tokenizer encodes as these ids; the server's should do the same.
+    def _text(self, request: GenerationRequest) -> str:
+        """Return a text that the local tokenizer encodes as the ids of a prompt; the server's should do the same.
 
         Raises:
             RefusalError: if the local tokenizer encodes the text differently.
         """
-        bos = self.tokenizer.bos_token_id
+        if isinstance(self.tokenizer, TextCounter):
+            # What the server counted is what it gets.
+            return request.text if self._bos_added else f"{self.tokenizer.bos_token or ''}{request.text}"
+        input_ids, bos = request.input_ids, self.tokenizer.bos_token_id
         # Where the server's tokenizer adds BOS itself, the text must not bring another one.
         ids = list(input_ids[1:] if self._bos_added and input_ids[0] == bos else input_ids)
         # Calls change the tokenizer's truncation and padding state, which all threads share.
@@ -598,6 +652,35 @@ class ServerBackend:
                 f"the server at {self.address} serves {_names(listed)}; name one model with --server-model"
             )
         return listed[0]
+
+    def own_tokenizer(self) -> ServerTokenizer:
+        """The tokenizer behind the server's ``/tokenize``; call :meth:`find` first.
+
+        Raises:
+            RopewalkError: if the server has none.
+        """
+        assert self.model is not None
+        try:
+            return ServerTokenizer(self._post, self.model, self.concurrency)
+        except RopewalkError as error:
+            raise RopewalkError(f"{self.address}: {error}") from error
+
+    def _post(self, path: str, value: dict[str, Any]) -> Any:
+        for attempt in range(self.retries + 1):
+            try:
+                with self._client(self.timeout) as client:
+                    body = self._content(client, f"{self._root}{path}", self.timeout, value)
+                return read_json(body)
+            except FaultError:
+                if attempt == self.retries:
+                    raise
+                time.sleep(min(self.backoff * 2**attempt, LONGEST_BACKOFF))
+        raise AssertionError("a request has at least one attempt")
+
+    @property
+    def _root(self) -> str:
+        """The address that paths other than the API's are below."""
+        return self._base_url.rstrip("/").removesuffix("/v1")
 
     def client(self) -> Any:
         """A client of the server, to be closed by the caller."""

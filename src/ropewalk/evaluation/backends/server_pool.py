@@ -46,14 +46,17 @@ class ServerPool:
         more = {"addresses": addresses} if len(addresses) > 1 else {}
         return self.backends[0].description | more
 
-    def find(self) -> None:
+    def find(self, preferred: str | None = None) -> None:
         """Find the model on every server; no tokenizer is needed for it.
+
+        Args:
+            preferred: see :meth:`ServerBackend.find`.
 
         Raises:
             RopewalkError: as :meth:`ServerBackend.find`.
         """
         for each in self.backends:
-            each.find()
+            each.find(preferred)
 
     def use(self, tokenizer: Any) -> None:
         """Encode with this tokenizer; see :meth:`ServerBackend.use`."""

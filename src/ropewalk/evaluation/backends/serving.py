@@ -40,12 +40,17 @@ def _json_values(value: Any) -> Any:
     return found
 
 
+OF_SERVER, OF_WORDS = "server", "words"
+"""Values of --tokenizer that are no folder and no Hub id."""
+
+
 class Serving(Settings):
     """Address of a model server and the format of its requests.
 
     Attributes:
         url: address of the server, including its path; several servers of one model are separated by commas.
         model: name of the model on the server; None if it serves only one.
+        tokenizer: ``server``, ``words``, or a folder or Hub id; None to look for one.
         concurrency: maximum number of concurrent requests.
         timeout: seconds after which an attempt without a complete response fails.
         retries: additional attempts per prompt after a lost connection, a timeout, HTTP 408 or 5xx, or a response that
@@ -68,6 +73,12 @@ class Serving(Settings):
     )
     model: Annotated[str | None, Option(name="--server-model")] = Field(
         default=None, description="Name of the model on the server. Default: the server's only model."
+    )
+    tokenizer: Annotated[str | None, Option(metavar="SOURCE")] = Field(
+        default=None,
+        description="What counts the tokens of prompts: a folder or Hub id with the model's tokenizer, server (the "
+        "server's own /tokenize), or words (an estimate; lengths are then approximate). Default: the tokenizer of "
+        "MODEL, of the checkpoint that the server names, or of the model's name on the Hub; otherwise the server.",
     )
     concurrency: int = Field(default=8, ge=1, description="Maximum number of concurrent requests.")
     timeout: float = Field(

@@ -139,7 +139,7 @@ def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:
     # NVIDIA's scripts count neither BOS nor chat template, so their prompts may exceed the length by that many tokens.
     room = max(sample.length, len(prompt.input_ids) + sample.max_new_tokens)
     if not encoder.as_turns:
-        return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room)
+        return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room, text=prompt.text)
     turns = encoder.turns(sample.text, sample.answer_prefix)
     content = len(prompt.input_ids) - encoder.count("")
     return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room, turns, content)

@@ -53,6 +53,7 @@ MOST_IN_FACT = 500
 FACTS = {
     "model": "Model",
     "tokenizer": "Tokenizer",
+    "tokens": "Tokens",
     "findings": "Summary",
     "digest": "Digest of the model",
     "model_sha256": "SHA-256 of the model",
@@ -329,6 +330,12 @@ def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str
     """Summarize the results, one line each, and name lengths beyond the config's max_position_embeddings."""
     beyond = {r.length: r.details["max_position_embeddings"] for r in found if r.details.get("beyond_config")}
     notes = [*effective_sentences(record["summary"])]
+    tokens = record.get("tokens") or {}
+    if tokens.get("approximate"):
+        notes.append(
+            "Lengths are approximate: tokens are estimated from words, groups of three digits and marks, at "
+            f"{tokens['tokens_per_piece']:.2f} tokens each, as measured on this server"
+        )
     if beyond:
         lengths = ", ".join(f"{length:,}" for length in sorted(length for length in beyond if length))
         stated = next(iter(beyond.values()))
