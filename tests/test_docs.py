@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 import ropewalk
-from ropewalk.training.recipe.file import parse_recipe
+from ropewalk.training.recipe.file import load_recipe, parse_recipe
 from tests.completion_server import free_port
 from tests.places import ROOT
 from tests.programs import IN_A_FOLDER, run_program
@@ -95,6 +96,28 @@ def test_type_checkers_accept_the_python_blocks(name, tmp_path):
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_yaml_blocks_are_recipes(text):
     assert parse_recipe(text, "documentation").stages
+
+
+@pytest.mark.parametrize("text", blocks("yml"))
+def test_sweeps_start_ropewalk_with_keys_of_a_recipe(text, tmp_path):
+    sweep = yaml.safe_load(text)
+    # The agent of W&B writes each parameter as name=value.
+    first = {name: each.get("values", [each.get("min")])[0] for name, each in sweep["parameters"].items()}
+    values = [f"{name}={value}" for name, value in first.items()]
+    words = [
+        word for each in sweep["command"] for word in (values if each == "${args_no_hyphens}" else [each])
+    ]
+    (tmp_path / "ropewalk").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "ropewalk").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WANDB_RUN_ID": "abc"}
+    done = subprocess.run(words, env=path, capture_output=True, text=True, check=True)
+    command, recipe, *options = done.stdout.splitlines()
+    assert (command, recipe, options[:2]) == ("extend", "recipe.yaml", ["--set", "output=sweep/abc"])
+    assert options[2:] == [f"--set={each}" for each in values]
+    settings = [options[1], *(each.removeprefix("--set=") for each in options[2:])]
+    parsed = load_recipe("llama-64k", settings)
+    assert parsed.output == "sweep/abc"
+    assert parsed.stages[0].learning_rate == first["stages.0.learning_rate"]
 
 
 def session(page: Path) -> list[tuple[str, list[str]]]:

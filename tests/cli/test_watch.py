@@ -25,9 +25,26 @@ def run(monkeypatch, tmp_path):
     return looks
 
 
-def test_a_pipe_gets_one_look(run, capsys, tmp_path):
+def test_a_pipe_gets_one_look(run, capsys):
+    assert main(["watch", "runs/books"]) == 0
+    assert "step       40 of 500" in capsys.readouterr().out
+    assert len(run) == 1
+
+
+def test_a_page_is_written_until_the_run_ends_wherever_the_output_goes(run, capsys, tmp_path, monkeypatch):
+    waits = []
+    monkeypatch.setattr(module.time, "sleep", waits.append)
     page = tmp_path / "w.html"
     assert main(["watch", "runs/books", "--page", str(page)]) == 0
+    assert (len(run), waits) == (3, [5.0, 5.0])
+    out = capsys.readouterr().out
+    assert out.count("step       40 of 500") == 1
+    assert f"page  {page}" in out
+
+
+def test_a_page_is_written_once_if_asked(run, capsys, tmp_path):
+    page = tmp_path / "w.html"
+    assert main(["watch", "runs/books", "--page", str(page), "--once"]) == 0
     out = capsys.readouterr().out
     assert "step       40 of 500" in out
     assert f"page  {page}" in out

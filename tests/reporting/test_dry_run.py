@@ -89,3 +89,19 @@ def test_without_known_speed_there_is_no_time(device):
     assert "tokens/s" not in text
     assert "bound by" not in text
     assert "waits" not in text
+
+
+@pytest.mark.parametrize(
+    ("of_the_step", "said"),
+    [
+        (0.92, ", and a step takes 8 % less time"),
+        (0.999, ", but saves no time"),
+        (1.01, ", but saves no time"),
+    ],
+)
+def test_free_memory_is_worth_its_time(of_the_step, said):
+    plan = planned_run()
+    stage = plan.stages[0]
+    change = Change("stages.0.x: false", 10**9, True, seconds=of_the_step * stage.time.seconds)
+    text = text_of(replace(plan, stages=(replace(stage, spare=(change,)), *plan.stages[1:])))
+    assert f"memory is free: stages.0.x: false fits too (1.0 GB){said}\n" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import MagicMock
 
 import accelerate
@@ -15,6 +15,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import TaskResult
 from ropewalk.training.measurement import tracked
 from ropewalk.training.metrics import LOST, MetricsLog, tracking
+from ropewalk.training.recipe.recipe import Tracker
 from tests.disk_cases import files_no_larger_than
 
 STEPS = [(0, 1), (0, 2), (0, 3), (2, 1), (2, 2)]
@@ -193,6 +194,66 @@ def test_a_tracker_that_logs_through_accelerate_starts_in_a_process_that_has_no_
         log({"loss": 0.5}, 1)
     wandb.init.assert_called_once_with(project="ropewalk")
     wandb.init().log.assert_called_once_with({"loss": 0.5}, step=1)
+    wandb.init().finish.assert_called_once_with()
+
+
+def package() -> MagicMock:
+    """A tracker's package that takes every call, with what accelerate compares numbers with."""
+    module = MagicMock(__version__="100.0")
+    module.utils.validation.MAX_PARAM_VAL_LENGTH = 500
+    module.utils.validation.MAX_PARAMS_TAGS_PER_BATCH = 100
+    return module
+
+
+def test_a_recipe_knows_the_trackers_that_accelerate_knows() -> None:
+    assert sorted(get_args(Tracker)) == sorted(accelerate.tracking.LOGGER_TYPE_TO_CLASS)
+
+
+@pytest.mark.parametrize("name", sorted(set(get_args(Tracker)) - {"tensorboard"}))
+def test_every_tracker_starts_logs_and_ends(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = package()
+    monkeypatch.setitem(sys.modules, name, module)
+    # dvclive's metrics are in a module of the package.
+    monkeypatch.setitem(sys.modules, f"{name}.plots", module.plots)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", [name])
+    with tracking([name], tmp_path, {"stages": [{"steps": 3}], "seed": None}) as log:
+        assert log is not None
+        log({"loss": 0.5}, 7)
+    calls = str(module.mock_calls)
+    assert "stages.0.steps" in calls
+    assert "0.5" in calls
+    assert "7" in calls or module.Live().step == 7
+
+
+def test_mlflow_gets_the_recipe_as_parameters_and_each_step_as_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = package()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["mlflow"])
+    with tracking(["mlflow"], tmp_path, {"stages": [{"steps": 3}]}) as log:
+        assert log is not None
+        log({"loss": 0.5}, 7)
+    mlflow.log_params.assert_called_once_with({"stages.0.steps": 3})
+    mlflow.log_metrics.assert_called_once_with({"loss": 0.5}, step=7)
+    mlflow.end_run.assert_called_once_with()
+
+
+def test_a_tracker_that_does_not_start_is_named_and_the_others_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb, trackio = package(), package()
+    trackio.init.side_effect = KeyError("no server\nat all")
+    for name, module in (("wandb", wandb), ("trackio", trackio)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(accelerate.tracking, "_available_trackers", ["wandb", "trackio"])
+    with (
+        pytest.raises(RopewalkError, match=r"^tracker trackio could not start: .*no server"),
+        tracking(["wandb", "trackio"], tmp_path, {}),
+    ):
+        raise AssertionError
     wandb.init().finish.assert_called_once_with()
 
 

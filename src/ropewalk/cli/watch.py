@@ -20,7 +20,9 @@ def watch(settings: WatchSettings, *, as_json: JsonFlag = False) -> None:
 
     if settings.page is not None and settings.page.suffix != ".html":
         raise UsageError(f"--page must name an .html file, got {settings.page}")
-    once = settings.once or as_json or not Terminal().is_terminal
+    seen = Terminal().is_terminal
+    # A page is looked at in a browser, wherever the command's own output goes.
+    once = settings.once or as_json or not (seen or settings.page is not None)
     while True:
         found = so_far(settings.run)
         if settings.page is not None:
@@ -28,9 +30,10 @@ def watch(settings: WatchSettings, *, as_json: JsonFlag = False) -> None:
         if as_json:
             print_json(found.to_json())
         else:
-            if not once:
+            if seen and not once:
                 results().clear()
-            show(describe_watched(found))
+            if seen or once or found.state == "finished":
+                show(describe_watched(found))
         if once or found.state == "finished" or not _wait(settings.every):
             break
     if settings.page is not None and not as_json:

@@ -114,7 +114,8 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
         if change.fits:
             faster = ""
             if change.seconds is not None and stage.time is not None:
-                faster = f", and a step takes {1 - change.seconds / stage.time.seconds:.0%} less time"
+                less = round(100 * (1 - change.seconds / stage.time.seconds))
+                faster = f", and a step takes {less} % less time" if less > 0 else ", but saves no time"
             yield f"{where}: memory is free: {change.change} fits too ({_gb(change.peak or 0)}){faster}"
     largest = stage.memory.largest[0]
     at = f" at {largest.place}" if largest.place else ""

@@ -198,7 +198,7 @@ def tracking(names: Sequence[str], folder: Path, config: dict[str, Any]) -> Iter
         config: JSON values that describe the run; trackers get each scalar by the path of its key.
 
     Raises:
-        RopewalkError: if a tracker's package is not installed; the message names it.
+        RopewalkError: if a tracker's package is not installed, or it does not start; the message names it.
     """
     if not names:
         yield None
@@ -209,14 +209,23 @@ def tracking(names: Sequence[str], folder: Path, config: dict[str, Any]) -> Iter
     require_trackers(names)
     # Most trackers write to accelerate's logger on start, which raises unless a PartialState exists.
     PartialState()
-    trackers = []
+    trackers: list[Any] = []
     for name in names:
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
         arguments = {"logging_dir": str(folder)} if tracker_class.requires_logging_directory else {}
-        tracker = tracker_class("ropewalk", **arguments)
-        if hasattr(tracker, "start"):
-            tracker.start()
-        tracker.store_init_configuration(_flat(config))
+        try:
+            tracker = tracker_class("ropewalk", **arguments)
+            if hasattr(tracker, "start"):
+                tracker.start()
+            tracker.store_init_configuration(_flat(config))
+        except Exception as error:
+            # Each package raises errors of its own: no login, no server, a store that it no longer supports.
+            for started in trackers:
+                started.finish()
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise RopewalkError(
+                f"tracker {name} could not start: {reason} (omit it from trackers to train without it)"
+            ) from error
         trackers.append(tracker)
 
     def log(values: dict[str, Any], step: int) -> None:

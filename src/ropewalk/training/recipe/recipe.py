@@ -71,6 +71,12 @@ class Checkpoints(Settings):
         return None if url is None else masked(url)
 
 
+Tracker = Literal[
+    "wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab", "clearml", "dvclive"
+]
+"""Experiment trackers by accelerate's names."""
+
+
 class Recipe(Settings):
     """One run of ``ropewalk extend``."""
 
@@ -141,9 +147,7 @@ class Recipe(Settings):
         description="dtype of computation, from the table under Precision; auto: float32 without CUDA; on "
         "CUDA bfloat16-autocast for one process without an adapter, otherwise bfloat16",
     )
-    trackers: Annotated[
-        list[Literal["wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "aim", "swanlab"]], FREE
-    ] = Field(
+    trackers: Annotated[list[Tracker], FREE] = Field(
         default=[],
         description="experiment trackers that also receive the metrics; install their packages first",
     )
