@@ -152,14 +152,24 @@ def test_words_count_only_when_they_are_asked_for_and_the_report_says_so(
         for more in ((), ("--chat", "--endpoint", "chat")):
             assert run(*ASKED, *words, "--out", out / str(len(more)), *more) == 0
             assert "Lengths are approximate: tokens are estimated from words" in capsys.readouterr().out
+    estimates: list[int] = []
     for name in "03":
         record = record_of(out / name)
         assert record["results"][0]["score"] == 100
         assert record["tokens"]["approximate"] is True
+        # Of its own kind of text, the server counts other than of mixed text.
+        assert record["results"][0]["details"]["tokens_per_piece"] != record["tokens"]["tokens_per_piece"]
         # A byte is a token of this server.
         assert 3 < record["tokens"]["tokens_per_piece"] < 6
+        lines = (out / name / "predictions.jsonl").read_text().splitlines()
+        estimates += [json.loads(line)["prompt_tokens"] for line in lines]
         page = html.unescape((out / name / "report.html").read_text())
         assert "Lengths are approximate" in page
+    # A byte is a token of this server; estimates are scaled by its count of one prompt.
+    texts = [each.get("prompt") or each["messages"][0]["content"] for each in server.requests]
+    assert len(texts) == len(estimates) == 4
+    sent = [len(text) + 7 * ("messages" in each) for text, each in zip(texts, server.requests, strict=True)]
+    assert sorted(sent) == pytest.approx(sorted(estimates), rel=0.06)
 
 
 @pytest.mark.parametrize("endpoint", [(), ("--chat", "--endpoint", "chat")])

@@ -9,14 +9,15 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.aggregate import task_result
-from ropewalk.evaluation.backends.protocol import HasContext, Progress
+from ropewalk.evaluation.backends.protocol import HasContext, Progress, ReportsTokens
+from ropewalk.evaluation.backends.text_counters import WordCounter
 from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.predictions import PredictionLog
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import ResultKey, TaskResult, result_log
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.sample_cache import cached_samples
-from ropewalk.evaluation.samples import Sample, Task
+from ropewalk.evaluation.samples import LengthTooShort, Sample, Task
 from ropewalk.evaluation.settings import Settings
 from ropewalk.evaluation.tasks.generation import check_lengths, generated_predictions
 from ropewalk.evaluation.tasks.lm_eval.suites import (
@@ -150,20 +151,21 @@ def check_evaluation(
                 f"the suite {suite.name} needs lengths in tokens, but none were given; add --lengths"
             )
     tasks = [
-        (name, task, suite.lengths_at(task, settings, encoder), suite.samples_of(settings))
+        (name, task, suite.lengths_at(task, settings, its), suite.samples_of(settings), its)
         for suite in suites
         if isinstance(suite, GeneratedSuite)
         for name, task in generated_tasks(suite, chosen[suite.name], settings).items()
         if task.unavailable() is None and (name != TEACHER_FORCED or _gives_likelihoods(under_test))
+        for its in [encoder_for(under_test, settings, task)]
     ]
     requested = [
         length for suite in suites if suite.needs_lengths(settings) for length in suite.lengths_of(settings)
     ]
-    longest = max([*requested, *(n for _, _, lengths, _ in tasks for n in lengths)], default=0)
+    longest = max([*requested, *(n for _, _, lengths, _, _ in tasks for n in lengths)], default=0)
     _check_stated(under_test, longest, settings)
     if isinstance(under_test.backend, HasContext):
         under_test.backend.require_length(longest)
-    check_lengths(tasks, encoder, settings.seed)
+    check_lengths(tasks, settings.seed)
     # Everything is checked before the first measurement: a task that fails after hours would lose them.
     if documents is not None and _gives_likelihoods(under_test):
         given = LikelihoodInput(under_test, settings, documents)
@@ -238,6 +240,33 @@ def encoder_of(under_test: ModelUnderTest, settings: BenchmarkSettings) -> Promp
     )
 
 
+MEASURED = 2048
+"""Maximum length in tokens of the prompt that an estimate of a task's tokens is scaled by."""
+
+
+def encoder_for(under_test: ModelUnderTest, settings: BenchmarkSettings, task: Task) -> PromptEncoder:
+    """The encoder of a task's prompts: if tokens are estimated, scaled by the server's count of one of its prompts."""
+    encoder = encoder_of(under_test, settings)
+    counter = encoder.tokenizer
+    if not isinstance(counter, WordCounter) or task.unavailable() is not None:
+        return encoder
+    key = (task.suite, task.name)
+    if key not in counter.by_task:
+        length = min([MEASURED, *settings.lengths_of(task.suite)])
+        try:
+            samples = task.samples(encoder, length, 1, settings.seed)
+        except LengthTooShort as error:
+            samples = task.samples(encoder, error.shortest, 1, settings.seed)
+        sample = next(iter(samples))
+        assert isinstance(under_test.backend, ReportsTokens)
+        read = under_test.backend.tokens_read(
+            encoder.encode(sample.text, sample.answer_prefix).text,
+            encoder.turns(sample.text, sample.answer_prefix),
+        )
+        counter.by_task[key] = counter.scaled(sample.prompt_tokens, read)
+    return encoder_of(replace(under_test, tokenizer=counter.by_task[key]), settings)
+
+
 def _check_harness(under_test: ModelUnderTest, settings: Settings, chosen: dict[str, list[str]]) -> None:
     tasks = [name for names in chosen.values() for name in names]
     for name in unknown_data(settings, tasks):
@@ -288,10 +317,10 @@ class _SuiteLoop:
         return [result for name in names for result in self._harness(suite.name, name)]
 
     def _prompts(self, suite: GeneratedSuite, names: Sequence[str]) -> list[TaskResult]:
-        encoder = encoder_of(self.under_test, self.settings)
         results = []
         for name, task in generated_tasks(suite, names, self.settings).items():
             measure = self._forced if name == TEACHER_FORCED else self._generation
+            encoder = encoder_for(self.under_test, self.settings, task)
             lengths = suite.lengths_at(task, self.settings, encoder)
             results += [measure(suite, task, length, encoder) for length in lengths]
         return results if suite.mean is None else [*results, *suite.mean(results, names)]
@@ -319,7 +348,9 @@ class _SuiteLoop:
         if not predictions:
             # The other tasks and lengths are measured: their prompts may be accepted.
             return TaskResult.not_run(suite.name, task.name, length, _all_rejected(rejected))
-        return task_result(predictions, {**task.settings(), **self._beyond(length)}, rejected)
+        counter = encoder.tokenizer
+        estimate = {"tokens_per_piece": counter.tokens_per_piece} if isinstance(counter, WordCounter) else {}
+        return task_result(predictions, {**task.settings(), **self._beyond(length), **estimate}, rejected)
 
     def _forced(self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder) -> TaskResult:
         reason = task.unavailable()

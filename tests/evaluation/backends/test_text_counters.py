@@ -250,3 +250,14 @@ def test_texts_are_sent_as_they_were_counted() -> None:
         request = GenerationRequest(prompt.input_ids, 4, 100, text=prompt.text)
         assert [answer.text for answer in asked.answers([request])] == ["y"]
         assert [value["prompt"] for value in server.requests] == ["a <s> b"]
+
+
+def test_a_counter_of_one_kind_of_text_follows_the_server_s_count() -> None:
+    counter = WordCounter()
+    counter.measure(counted_by(1.0, 10))
+    # Of the hundred tokens of a text ten stand around it; the server counts half as many again in it.
+    lists = counter.scaled(100, 145)
+    assert lists.tokens_per_piece == pytest.approx(1.5 * counter.tokens_per_piece)
+    assert lists.around == counter.around == 10
+    assert counter.scaled(100, None).tokens_per_piece == counter.tokens_per_piece
+    assert counter.scaled(100, 10**9).tokens_per_piece == 4 * counter.tokens_per_piece

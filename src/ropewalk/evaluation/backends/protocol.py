@@ -102,6 +102,14 @@ class HasContext(Protocol):
         """Raise RopewalkError if prompt and answer of so many tokens together do not fit."""
 
 
+@runtime_checkable
+class ReportsTokens(Protocol):
+    """A backend that counts the tokens of a prompt without generating more than one, as a server does."""
+
+    def tokens_read(self, text: str, turns: Sequence[tuple[str, str]]) -> int | None:
+        """Tokens of a prompt, given as text and as turns; None if they are not reported."""
+
+
 class Likelihoods(Protocol):
     """Likelihoods of given tokens: losses and most likely tokens, with one forward pass per row."""
 

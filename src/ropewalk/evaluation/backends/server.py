@@ -273,10 +273,24 @@ class ServerBackend:
                 found = Served(said.context, found.root or said.root, said.source)
         return found
 
-    def _tokens_read(self, client: httpx2.Client, text: str) -> int | None:
-        """The tokens of a text, with what the server writes around it, by the server's count."""
+    def tokens_read(self, text: str, turns: Sequence[tuple[str, str]]) -> int | None:
+        """The tokens of a prompt by the server's count, with what it writes around it; None if it reports none.
+
+        Args:
+            text: the prompt.
+            turns: the same for an endpoint of chats.
+
+        Raises:
+            RopewalkError: if the server does not take the prompt.
+        """
+        with self._client(self.timeout) as client:
+            return self._tokens_read(client, text, turns)
+
+    def _tokens_read(
+        self, client: httpx2.Client, text: str, turns: Sequence[tuple[str, str]] = ()
+    ) -> int | None:
         try:
-            body = self._create(client, text, (("user", text),) if self.as_turns else (), 1)
+            body = self._create(client, text, turns or (("user", text),), 1)
             return (read_chat(body) if self.as_turns else read_completion(body)).prompt_tokens
         except (FaultError, RefusalError) as error:
             raise RopewalkError(f"the server at {self.address} does not take a text: {error}") from error

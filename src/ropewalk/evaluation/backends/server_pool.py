@@ -93,6 +93,10 @@ class ServerPool:
         self.checked = True
         return name
 
+    def tokens_read(self, text: str, turns: Sequence[tuple[str, str]]) -> int | None:
+        """See :meth:`ServerBackend.tokens_read`."""
+        return self.backends[0].tokens_read(text, turns)
+
     def require_length(self, length: int) -> None:
         """Raise if a server says that its context is shorter than this many tokens; call :meth:`find` first.
 

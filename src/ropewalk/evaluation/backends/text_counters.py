@@ -193,6 +193,13 @@ class WordCounter(TextCounter):
     def __init__(self) -> None:
         self._tokens_per_piece = 0.0
         self._copy = 0.0
+        self.by_task: dict[tuple[str, str], WordCounter] = {}
+        """Counters for the prompts of single tasks, which :meth:`scaled` makes."""
+
+    @property
+    def tokens_per_piece(self) -> float:
+        """Estimated tokens of a word, a group of three digits, or a mark."""
+        return self._tokens_per_piece
 
     @property
     def record(self) -> dict[str, Any]:
@@ -226,6 +233,20 @@ class WordCounter(TextCounter):
             )
         self._tokens_per_piece = self._copy / pieces
         self.around = max(round(one - self._copy), 0)
+
+    def scaled(self, estimated: int, read: int | None) -> WordCounter:
+        """A counter for texts of one kind: lists of numbers have more tokens per piece than prose.
+
+        Args:
+            estimated: tokens of such a text by this counter, with those around it.
+            read: tokens of the same text by the server's count; None if it does not report it.
+        """
+        found = WordCounter()
+        found.around, found._copy = self.around, self._copy
+        share = ((read or estimated) - self.around) / max(estimated - self.around, 1)
+        # A server that reports nonsense for one text is not followed into prompts of any length.
+        found._tokens_per_piece = self._tokens_per_piece * min(max(share, 0.25), 4.0)
+        return found
 
     def probe(self, length: int) -> tuple[str, int]:
         """A text of just less than a length in tokens, and the tokens that the server must at least report for it."""

@@ -14,18 +14,16 @@ from ropewalk.evaluation.samples import LengthTooShort, Sample, Task
 from ropewalk.evaluation.tasks.suite import TEACHER_FORCED
 
 
-def check_lengths(
-    tasks: Sequence[tuple[str, Task, Sequence[int], int]], encoder: PromptEncoder, seed: int
-) -> None:
+def check_lengths(tasks: Sequence[tuple[str, Task, Sequence[int], int, PromptEncoder]], seed: int) -> None:
     """Raise if a prompt does not fit in a length; the message lists every such task with the length it needs.
 
     Args:
-        tasks: tasks that can run, each with its name, its lengths in tokens and its number of samples.
-        encoder: encodes the prompts and counts their tokens.
+        tasks: tasks that can run, each with its name, its lengths in tokens, its number of samples, and the encoder
+            that counts its tokens.
         seed: random seed of the samples.
     """
     short: dict[int, dict[tuple[str, str], int]] = {}
-    for name, task, lengths, count in tasks:
+    for name, task, lengths, count, encoder in tasks:
         for length in lengths:
             try:
                 # The call itself raises; its samples are lazy and never generated here.

@@ -334,7 +334,8 @@ def findings(record: Mapping[str, Any], found: Sequence[TaskResult]) -> list[str
     if tokens.get("approximate"):
         notes.append(
             "Lengths are approximate: tokens are estimated from words, groups of three digits and marks, at "
-            f"{tokens['tokens_per_piece']:.2f} tokens each, as measured on this server"
+            f"{tokens['tokens_per_piece']:.2f} tokens each in mixed text, scaled for each task by the server's count "
+            "of one prompt"
         )
     if beyond:
         lengths = ", ".join(f"{length:,}" for length in sorted(length for length in beyond if length))
