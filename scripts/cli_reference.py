@@ -18,6 +18,7 @@ BEGINNING = """\
 # Command line
 
 `ropewalk COMMAND --help` shows what a command does, its arguments and options with their defaults, and an example.
+Of a command with many options, it describes the common ones and names the others, which `--help-all` describes.
 
 - Lengths are numbers of tokens, and `k` and `M` stand for 1,024 and 1,048,576: `8k` is 8,192. RoPE frequencies are in
   rad/token, shares and probabilities are from 0 to 1, and times are in seconds, unless an option says otherwise.

@@ -1,5 +1,6 @@
 """Options made of settings: their help, their refusals and what a shell completes."""
 
+import re
 import subprocess
 from typing import Annotated
 
@@ -15,7 +16,7 @@ COMMANDS = dict(commands())
 
 def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    assert main(["eval", "--help"]) == 0
+    assert main(["eval", "--help-all"]) == 0
     printed = capsys.readouterr().out
     for words in (
         "MODEL  Checkpoint folder",
@@ -61,6 +62,25 @@ def test_a_help_says_once_that_an_option_may_be_repeated():
     for name, command in COMMANDS.items():
         for argument in command.assemble_argument_collection():
             assert argument.parameter.help.lower().count("may be repeated") <= 1, (name, argument.name)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_a_help_fits_on_two_screens_and_names_every_option(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main([*name.split(), "--help"]) == 0
+    short = capsys.readouterr().out
+    assert len(short.splitlines()) <= 100
+    assert main([*name.split(), "--help-all"]) == 0
+    whole = capsys.readouterr().out
+    assert (short == whole) == ("--help-all describes all options." not in short)
+    # Wide enough that no name of an option is broken into lines beside its text.
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main([*name.split(), "--help-all"]) == 0
+    words, all_words = " ".join(short.split()), " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for argument in COMMANDS[name].assemble_argument_collection():
+        if argument.show and argument.name.startswith("--"):
+            assert re.search(rf"{re.escape(argument.name)}\b(?!-)", words)
+            assert argument.parameter.help.split(". ")[0].rstrip(".") in all_words
 
 
 def test_a_former_name_sets_the_same_value_and_no_help_shows_it(capsys):

@@ -10,7 +10,7 @@ from functools import cache
 
 from cyclopts import App
 
-from ropewalk.cli.binding import HELP_FLAGS, UsageError, UsageErrors, usage_sentence
+from ropewalk.cli.binding import HELP_ALL, HELP_FLAGS, UsageError, UsageErrors, usage_sentence, whole_help
 from ropewalk.errors import Echo, RopewalkError
 from ropewalk.io.signals import ignore_signals
 from ropewalk.versions import VERSION, needs
@@ -112,7 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
             program()(arguments, console=notes)
             return 2
         # Help is a result: it goes to stdout, so that it can be piped into a pager.
-        program()(arguments, console=results())
+        with whole_help(HELP_ALL in arguments):
+            program()(arguments, console=results())
         return 0
     except Interrupted as error:
         return _fail_once(f"interrupted: {error}", INTERRUPTED)

@@ -23,6 +23,8 @@ import difflib
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,8 +39,11 @@ from cyclopts.exceptions import (
     UnknownOptionError,
     UnusedCliTokensError,
 )
+from cyclopts.help import DefaultFormatter, HelpPanel
 from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
+from rich.console import Console, ConsoleOptions
+from rich.padding import Padding
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import (
@@ -56,13 +61,40 @@ from ropewalk.io.settings import (
 UsageErrors = cyclopts.CycloptsError
 """Exceptions that cyclopts raises for a command line that fits no command."""
 
-HELP_FLAGS = ("--help", "-h")
+HELP_ALL = "--help-all"
+HELP_FLAGS = ("--help", "-h", HELP_ALL)
 ARGUMENTS, OPTIONS = "Arguments", "Options"
 REPEATED = " May be repeated."
 """What the help says of an option of which each value counts."""
 A_SLIP = 10**9
 """Bounds from this value on only catch typing errors, so the help does not show them."""
+MANY = 30
+"""Options from which a help has two forms: ``--help`` only names the options that are not common ones."""
 METAVARS = {int: "INTEGER", float: "NUMBER", Path: "PATH", str: "TEXT"}
+
+
+_WHOLE: ContextVar[bool] = ContextVar("whole", default=False)
+
+
+@contextmanager
+def whole_help(asked: bool) -> Iterator[None]:
+    """Describe all options in the help of a command with many, if ``asked``."""
+    token = _WHOLE.set(asked)
+    try:
+        yield
+    finally:
+        _WHOLE.reset(token)
+
+
+class _Named:
+    """Prints a heading of the help with only the names of its options, unless the whole help is asked for."""
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        if _WHOLE.get():
+            DefaultFormatter()(console, options, panel)
+            return
+        names = ", ".join(each.positive_names[0] for each in panel.entries)
+        console.print(Padding(f"{panel.title}: {names}", (0, 0, 0, 1), expand=False))
 
 
 class UsageError(RopewalkError):
@@ -177,6 +209,8 @@ def _paragraphs(function: Callable[..., None]) -> tuple[str, str]:
 def _looks(example: str = "", function: Callable[..., None] | None = None) -> dict[str, Any]:
     more = "" if function is None else _paragraphs(function)[1]
     last = f"Example: {example}" if example else ""
+    if function is not None and _has_many(tuple(settings_of(function))):
+        more = "\n\n".join(filter(None, [f"{HELP_ALL} describes all options.", more]))
     return {
         "help_flags": HELP_FLAGS,
         "version_flags": (),
@@ -222,13 +256,21 @@ def bound(function: Callable[..., None]) -> Callable[..., None]:
         arguments = dict(_validated(own, values, settings))
         function(**arguments)
 
-    groups = {name: Group(name, sort_key=place) for place, name in enumerate(headings)}
+    shortened = _Named() if _has_many(ordered) else None
+    groups = {
+        name: Group(name, sort_key=place, help_formatter=None if name == COMMON.group else shortened)
+        for place, name in enumerate(headings)
+    }
     parameters = [_parameter(setting, groups.get(setting.group)) for setting in (*settings, *former)]
     # cyclopts reads options from the signature.
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__doc__ = function.__doc__
     call.__name__ = function.__name__
     return call
+
+
+def _has_many(settings: Sequence[Setting]) -> bool:
+    return sum(not setting.positional for setting in settings) >= MANY
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
