@@ -8,7 +8,8 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY src ./src
-RUN pip install --no-cache-dir --constraint constraints.txt '.[ray,lm-eval,tensorboard]'
+COPY full ./full
+RUN pip install --no-cache-dir --constraint constraints.txt . './full[ray,lm-eval,tensorboard]'
 
 # Any user id may write to the home folder: docker run --user "$(id -u)" makes files that are yours.
 RUN useradd --create-home ropewalk && chmod 1777 /home/ropewalk && mkdir /work && chown ropewalk /work

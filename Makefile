@@ -47,20 +47,25 @@ lint: $(READY)
 	@$(BIN)/mypy
 	@$(BIN)/codespell --dictionary=- --dictionary=scripts/words.txt *.md docs src scripts benchmarks
 
-# The package as a user gets it: a wheel of what is committed, in an environment without the tools of development.
+# The packages as a user gets them: wheels of what is committed, in an environment without the tools of development. First
+# ropewalk-core alone evaluates a server, then ropewalk is added.
 wheel:
 	@rm -rf build && mkdir -p build/source
 	@git archive HEAD | tar -x -C build/source
 	@$(PYTHON) -m venv build/venv
-	@build/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/dist build/source
-	@echo "Installing $$(ls build/dist) into an empty environment"
+	@build/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/dist \
+		build/source build/source/full
+	@echo "Installing $$(cd build/dist && echo *) into an empty environment"
+	@build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) \
+		--constraint constraints.txt build/dist/ropewalk_core-*.whl
+	@env -u PYTHONPATH build/venv/bin/python scripts/evaluate_fake_server.py build/venv/bin/ropewalk
 	@build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) \
 		--constraint constraints.txt build/dist/*.whl
 	@cd build && env -u PYTHONPATH venv/bin/ropewalk extend demo --set stages.0.steps=4 --set stages.0.warmup_steps=0 \
 		--set evaluation.samples=2 --set evaluation.rows=2
 	@test -s build/demo/report.html && test -s build/demo/model/config.json
 	@rm -rf build
-	@echo "The wheel installs and runs a short demo without the tools of development."
+	@echo "The wheels install, evaluate a server and run a short demo without the tools of development."
 
 # The image of the Dockerfile, and a short demo in it, without a GPU.
 image:
@@ -98,23 +103,23 @@ clean:
 	rm -rf $(VENV) $(LOWEST) $(NEWEST) build demo .cache
 
 # Modules are compiled when they are first imported: most of what these packages hold never is.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml full/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ropewalk needs Python 3.11 or later; this is %d.%d (set PYTHON=...)" % sys.version_info[:2])'
 	@echo "Setting up $(VENV): torch, transformers and what they need (some minutes on the first run)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile $(PIP_ARGS) --constraint constraints.txt \
-		--editable '.[dev,docs]' | awk '/^(Collecting|Installing|Successfully)/ {print substr($$0, 1, 100); fflush()}'
+		--editable . './full[dev,docs]' | awk '/^(Collecting|Installing|Successfully)/ {print substr($$0, 1, 100); fflush()}'
 	@touch $@
 
-$(LOWEST)/.ready: pyproject.toml constraints-lowest.txt
+$(LOWEST)/.ready: pyproject.toml full/pyproject.toml constraints-lowest.txt
 	@echo "Setting up $(LOWEST): the lowest versions that pyproject.toml allows (some minutes on the first run)"
 	@$(PYTHON) -m venv $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-		--constraint constraints-lowest.txt --editable '.[dev]'
+		--constraint constraints-lowest.txt --editable . './full[dev]'
 	@touch $@
 
-$(NEWEST)/.ready: pyproject.toml
+$(NEWEST)/.ready: pyproject.toml full/pyproject.toml
 	@echo "Setting up $(NEWEST): the newest versions (some minutes on the first run)"
 	@$(PYTHON) -m venv $(NEWEST)
-	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable '.[dev]'
+	@$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable . './full[dev]'
 	@touch $@

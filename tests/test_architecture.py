@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -14,6 +13,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from ropewalk.cli.app import SUMMARIES
+from tests.packages import DEPENDENCIES, FULL
 from tests.places import ROOT
 
 PACKAGE = ROOT / "src" / "ropewalk"
@@ -168,8 +168,7 @@ DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow"}
 
 
 def test_every_imported_package_is_declared():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    wanted = [*DEPENDENCIES, *chain(*FULL["optional-dependencies"].values())]
     declared = {re.split(r"[\[<>=~! ]", each)[0].lower().replace("-", "_") for each in wanted}
     imported = set().union(*(imports_of(path) for path in PACKAGE.rglob("*.py")))
     outer = {n.split(".")[0] for n in imported} - {"ropewalk"} - set(sys.stdlib_module_names)
@@ -256,13 +255,9 @@ def test_tests_lie_where_their_modules_do():
 
 
 def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    lines = [
-        *project["dependencies"],
-        *chain.from_iterable(extras[name] for name in ("lm-eval", "dev")),
-    ]
-    declared = [each for line in lines if (each := Requirement(line)).name != project["name"]]
+    extras = FULL["optional-dependencies"]
+    lines = [*DEPENDENCIES, *chain.from_iterable(extras[name] for name in ("lm-eval", "dev"))]
+    declared = [each for line in lines if (each := Requirement(line)).name != FULL["name"]]
     pinned = {
         canonicalize_name(each.name): each.specifier
         for line in (ROOT / "constraints-lowest.txt").read_text().splitlines()

@@ -28,10 +28,10 @@ from torch.distributed.run import get_args_parser
 
 from ropewalk.cli.app import program
 from ropewalk.training.recipe.file import parse_recipe
+from tests.packages import ADDED, CORE, DEPENDENCIES, FULL
 from tests.places import ROOT
 
 EXAMPLES = ROOT / "examples"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RECIPE = "model: m\noutput: o\ndata: {sources: [d]}\nstages: [{context: 64k, steps: 9}]\n"
 PINNED = {
     canonicalize_name(name): pin
@@ -165,8 +165,8 @@ class TestImage:
     def test_python_is_one_that_the_package_supports_and_ci_tests(self):
         (base,) = self.of("FROM")
         python = re.fullmatch(r"python:(3\.\d+)-slim-[a-z]+", base)[1]
-        assert python in SpecifierSet(PROJECT["requires-python"])
-        assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]
+        assert python in SpecifierSet(CORE["requires-python"])
+        assert f"Programming Language :: Python :: {python}" in CORE["classifiers"]
 
     def test_what_it_copies_is_there_and_in_the_context(self):
         sources = [source for rest in self.of("COPY") for source in rest.split()[:-1]]
@@ -178,17 +178,17 @@ class TestImage:
         assert rules[0] == "*"
         back = {line[1:] for line in rules if line.startswith("!")}
         assert {source.removeprefix("./") for source in sources} == back
-        assert not any(fnmatch("src", line) for line in rules[1:])
+        assert not any(fnmatch(each, line) for each in ("src", "full") for line in rules[1:])
 
     def test_it_has_what_building_the_package_reads(self):
         copied = " ".join(self.of("COPY")).split()
-        assert {"pyproject.toml", "./src", PROJECT["readme"], *PROJECT["license-files"]} <= {*copied}
+        assert {"pyproject.toml", "./src", "./full", CORE["readme"], *CORE["license-files"]} <= {*copied}
 
     def test_it_runs_the_program_as_a_user_without_rights(self):
         words = [word for word, _ in self.steps()]
         assert (self.of("USER"), self.of("ENTRYPOINT")) == (["ropewalk"], ['["ropewalk"]'])
         assert max(n for n, word in enumerate(words) if word == "RUN") < words.index("USER")
-        assert "ropewalk" in PROJECT["scripts"]
+        assert "ropewalk" in CORE["scripts"]
 
     @pytest.mark.parametrize("number", range(3))
     def test_bash_reads_each_command(self, number):
@@ -200,13 +200,14 @@ class TestImage:
         if version("torch").partition("+")[0] != PINNED["torch"]:
             pytest.skip("this environment has other versions than those of constraints.txt")
         (line,) = [rest for rest in self.of("RUN") if rest.startswith("pip install")]
-        *options, target = shlex.split(line)[2:]
-        extras = Requirement(f"ropewalk{target.removeprefix('.')}").extras
+        *options, core, target = shlex.split(line)[2:]
+        assert core == "."
+        extras = Requirement(f"ropewalk{target.removeprefix('./full')}").extras
         assert (options, extras) == (
             ["--no-cache-dir", "--constraint", "constraints.txt"],
             {"ray", "lm-eval", "tensorboard"},
         )
-        wanted = [*PROJECT["dependencies"], *(each for name in extras for each in extra(name))]
+        wanted = [*DEPENDENCIES, *(each for name in extras for each in extra(name))]
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", *options, *wanted]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert (done.returncode, "Would install" in done.stdout) == (0, False), done.stdout + done.stderr
@@ -215,9 +216,9 @@ class TestImage:
 def extra(name: str) -> list[str]:
     """What an extra brings, which may name another of the package's own."""
     found = []
-    for line in PROJECT["optional-dependencies"][name]:
+    for line in FULL["optional-dependencies"][name]:
         wanted = Requirement(line)
-        if wanted.name == PROJECT["name"]:
+        if wanted.name == FULL["name"]:
             found += [each for other in wanted.extras for each in extra(other)]
         else:
             found.append(line)
@@ -233,23 +234,26 @@ class TestLock:
     """Packages of other versions than in constraints.txt, with the reason."""
 
     def test_it_locks_what_the_package_and_its_extras_ask_for(self):
-        (own,) = [each for each in self.lock["package"] if each["name"] == PROJECT["name"]]
-        assert (own["version"], own["source"]) == (PROJECT["version"], {"editable": "."})
-        assert self.lock["requires-python"] == PROJECT["requires-python"]
+        core, own = (
+            {each["name"]: each for each in self.lock["package"]}[each["name"]] for each in (CORE, FULL)
+        )
+        assert (core["version"], core["source"]) == (CORE["version"], {"editable": "."})
+        assert (own["version"], own["source"]) == (FULL["version"], {"editable": "full"})
+        assert self.lock["requires-python"] == CORE["requires-python"] == FULL["requires-python"]
         locked: dict[str, set[str]] = {}
         for each in self.lock["package"]:
             locked.setdefault(each["name"], set()).add(each.get("version", ""))
-        extras = PROJECT["optional-dependencies"]
+        extras = FULL["optional-dependencies"]
         assert set(own["optional-dependencies"]) == set(extras)
-        for line in [*PROJECT["dependencies"], *(each for name in extras for each in extra(name))]:
+        for line in [*DEPENDENCIES, *(each for name in extras for each in extra(name))]:
             wanted = Requirement(line)
             found = locked[canonicalize_name(wanted.name)]
             assert all(wanted.specifier.contains(each, prereleases=True) for each in found), line
         asked = {
             canonicalize_name(each["name"]): each.get("specifier")
-            for each in own["metadata"]["requires-dist"]
+            for each in [*core["metadata"]["requires-dist"], *own["metadata"]["requires-dist"]]
         }
-        for line in PROJECT["dependencies"]:
+        for line in [*CORE["dependencies"], *ADDED]:
             assert asked[canonicalize_name(Requirement(line).name)] == str(Requirement(line).specifier)
 
     def test_versions_are_those_that_ci_tests(self):
@@ -273,12 +277,12 @@ class TestLock:
         for each in self.lock["package"]:
             files = [*each.get("wheels", ()), *([each["sdist"]] if "sdist" in each else [])]
             assert all(file["hash"].startswith("sha256:") for file in files)
-            assert bool(files) == (each["name"] != PROJECT["name"])
+            assert bool(files) == (each["name"] not in (CORE["name"], FULL["name"]))
 
     def test_torch_brings_cuda_on_linux_and_scipy_is_for_development(self):
         packages = {each["name"]: each for each in self.lock["package"]}
         assert any(each["name"] == "nvidia-cudnn-cu13" for each in packages["torch"]["dependencies"])
-        seen, waiting = set(), [PROJECT["name"]]
+        seen, waiting = set(), [FULL["name"]]
         while waiting:
             if (name := waiting.pop()) not in seen:
                 seen.add(name)
@@ -293,22 +297,23 @@ CONDA = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 
 def test_the_conda_recipe_asks_for_what_the_package_asks_for():
     recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text())
-    wanted = [Requirement(line) for line in PROJECT["dependencies"]]
+    wanted = [Requirement(line) for line in DEPENDENCIES]
     expected = {f"{CONDA.get(each.name, each.name)} {each.specifier}" for each in wanted}
     run = recipe["requirements"]["run"]
-    assert set(run) == expected | {f"python {PROJECT['requires-python']}"}
+    assert set(run) == expected | {f"python {CORE['requires-python']}"}
     assert len(set(run)) == len(run)
-    assert recipe["context"]["version"] == PROJECT["version"]
-    ((name, place),) = PROJECT["scripts"].items()
+    assert recipe["context"]["version"] == CORE["version"]
+    ((name, place),) = CORE["scripts"].items()
     assert recipe["build"]["python"]["entry_points"] == [f"{name} = {place}"]
-    assert recipe["about"]["license"] == PROJECT["license"]
+    assert recipe["about"]["license"] == CORE["license"]
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     assert {"hatchling >=1.25"} == {each.replace(">=", " >=") for each in build}
     assert {"pip", *(each.replace(">=", " >=") for each in build)} < {*recipe["requirements"]["host"]}
 
 
 def test_classifiers_name_the_python_and_the_system_that_ci_runs():
-    said = [each for each in PROJECT["classifiers"] if re.search(r"Python :: 3\.|Operating System", each)]
+    assert CORE["classifiers"] == FULL["classifiers"]
+    said = [each for each in CORE["classifiers"] if re.search(r"Python :: 3\.|Operating System", each)]
     assert said == ["Programming Language :: Python :: 3.11", "Operating System :: POSIX :: Linux"]
 
 

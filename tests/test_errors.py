@@ -3,8 +3,9 @@
 import os
 
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
-from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure, Stopped
+from ropewalk.errors import Echo, EngineError, RopewalkError, RunFailure, Stopped, http_errors
 
 
 @pytest.mark.parametrize("kind", [RopewalkError, EngineError, RunFailure, Stopped, Echo])
@@ -21,3 +22,8 @@ def test_an_echo_carries_the_status_of_what_rank_0_raised():
     assert Stopped("later").status == os.EX_TEMPFAIL
     # An echo is no failure of its own: it ends in silence.
     assert not isinstance(Echo("said there", 1), RunFailure)
+
+
+def test_errors_of_the_hubs_client_are_known_whichever_it_uses():
+    # Its own errors are some of its HTTP client's.
+    assert issubclass(HfHubHTTPError, http_errors())

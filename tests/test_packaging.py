@@ -1,14 +1,16 @@
 """What is published: the metadata of the package, and the workflow that builds it from a tag."""
 
 import subprocess
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
+from ropewalk.versions import FULL as FULL_IMPORTS
+from ropewalk.versions import VERSION
+from tests.packages import ADDED, CORE, FULL, settings_of
+from tests.places import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +42,25 @@ def test_what_is_published_was_installed_and_run_first(release: Any) -> None:
 
 
 def test_the_source_package_leaves_out_settings_of_development() -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert settings["tool"]["hatch"]["build"]["targets"]["sdist"]["exclude"] == ["/.*"]
-    urls = settings["project"]["urls"]
+    targets = settings_of(".")["tool"]["hatch"]["build"]["targets"]
+    assert targets["sdist"]["exclude"] == ["/.*", "/full"]
+    urls = CORE["urls"]
     assert {"Repository", "Documentation", "Changelog", "Issues"} <= urls.keys()
     assert all(url.startswith("https://") for url in urls.values())
+
+
+def test_ropewalk_is_ropewalk_core_of_the_same_version_and_more() -> None:
+    assert (CORE["name"], FULL["name"]) == ("ropewalk-core", "ropewalk")
+    assert CORE["version"] == FULL["version"] == VERSION
+    assert f"{CORE['name']}=={VERSION}" in FULL["dependencies"]
+    # What is said in both is the same.
+    same = ("requires-python", "license", "keywords", "classifiers", "urls")
+    assert [CORE[key] for key in same] == [FULL[key] for key in same]
+    assert "optional-dependencies" not in CORE
+    assert "scripts" not in FULL
+    assert settings_of("full")["tool"]["hatch"]["build"]["targets"]["wheel"] == {"bypass-selection": True}
+    # Nobody who lacks one of them is told that something else is wrong.
+    assert {Requirement(line).name for line in ADDED} == {*FULL_IMPORTS}
 
 
 def test_no_file_of_the_repository_is_ignored_because_packages_leave_out_what_git_ignores() -> None:

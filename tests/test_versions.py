@@ -1,19 +1,16 @@
 """What results say of the software is what is installed."""
 
 import platform
-import tomllib
 from importlib.metadata import version
 
 import ropewalk
 from ropewalk.versions import LIBRARIES, VERSION, older_transformers, software_versions
-from tests.places import ROOT
+from tests.packages import CORE
 from tests.versions import pretend_transformers
 
 
 def test_the_version_is_the_packages_own():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert ropewalk.__version__ == VERSION
-    assert project.get("version", VERSION) == VERSION
+    assert ropewalk.__version__ == VERSION == CORE["version"]
 
 
 def test_versions_are_those_of_what_is_installed():

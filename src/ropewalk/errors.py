@@ -1,5 +1,7 @@
 """The exceptions that users of ropewalk see: invalid input, described in one sentence."""
 
+import sys
+
 
 class RopewalkError(ValueError):
     """Invalid input or an impossible request; the message is one sentence that names the offending value.
@@ -51,3 +53,8 @@ class Echo(RopewalkError):
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the error's class if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def http_errors() -> tuple[type[Exception], ...]:
+    """Errors of the HTTP client of huggingface_hub, which is httpx or httpx2; a failed connection is no ``OSError``."""
+    return tuple(sys.modules[name].HTTPError for name in ("httpx", "httpx2") if name in sys.modules)

@@ -9,7 +9,18 @@ from importlib.util import find_spec
 
 VERSION = "0.1.0"
 """Of ropewalk."""
-FULL = ("torch", "transformers", "accelerate", "peft", "datasets", "pyarrow", "safetensors", "fsspec", "cma")
+FULL = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "datasets",
+    "pyarrow",
+    "safetensors",
+    "fsspec",
+    "cma",
+    "zstandard",
+)
 """Packages that the distribution ropewalk needs beside those of ropewalk-core, by the names that are imported."""
 LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "numpy")
 

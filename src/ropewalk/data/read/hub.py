@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import sys
 import urllib.error
 import urllib.request
 import zlib
@@ -12,13 +11,11 @@ from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import zstandard
-
 from ropewalk.data.read.documents import Record
 from ropewalk.data.read.files import HUGGING_FACE
 from ropewalk.data.read.records import record_documents
 from ropewalk.data.settings import SourceSpec
-from ropewalk.errors import RopewalkError
+from ropewalk.errors import RopewalkError, http_errors
 
 
 def parse_hugging_face(path: str) -> tuple[str, str | None, str]:
@@ -119,9 +116,8 @@ def _stream(spec: SourceSpec, cache: str) -> Any:
 def _failures(what: str) -> Iterator[None]:
     import datasets
     import pyarrow
+    import zstandard
 
-    # From version 1 on, the Hub's client raises errors of httpx, which are not subclasses of OSError.
-    httpx = sys.modules.get("httpx")
     failures: tuple[type[BaseException], ...] = (
         datasets.exceptions.DatasetsError,
         OSError,
@@ -132,7 +128,7 @@ def _failures(what: str) -> Iterator[None]:
         ValueError,
         RuntimeError,
         pyarrow.ArrowException,
-        *((httpx.HTTPError,) if httpx else ()),
+        *http_errors(),
     )
     try:
         yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropewalk.errors import RopewalkError, RunFailure, first_line
+from ropewalk.errors import RopewalkError, RunFailure, first_line, http_errors
 from ropewalk.io.files import refuse_adapter
 from ropewalk.io.progress import Reporter
 from ropewalk.io.results import Result
@@ -234,9 +233,7 @@ def _has_other_card(repository: Repository) -> bool:
 @contextmanager
 def _hub(what: str) -> Iterator[None]:
     """Turn errors of the Hub's client into one sentence."""
-    # Connections fail with errors of httpx, which are not subclasses of OSError.
-    httpx = sys.modules.get("httpx")
-    failures: tuple[type[BaseException], ...] = (OSError, *((httpx.HTTPError,) if httpx else ()))
+    failures: tuple[type[Exception], ...] = (OSError, *http_errors())
     try:
         yield
     except failures as error:
