@@ -11,20 +11,18 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoTokenizer
-from transformers.models.auto.tokenization_auto import (
-    MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS,
-    TOKENIZER_MAPPING_NAMES,
-)
 
+from ropewalk.data.tokens import tokenizer_classes
 from ropewalk.data.tokens.light_tokenizer import light_tokenizer
 from ropewalk.data.tokens.tokenise import tokenizer_identity
 from ropewalk.data.tokens.tokenizer_classes import (
     AS_IN_FILE,
-    MODELS_AS_IN_FILE,
-    MODELS_OF_CLASS,
     OWN_PARTS,
     own_parts,
 )
+from ropewalk.versions import older_transformers
+from tests.data.tokens.tokenizer_classes import table
+from tests.versions import NEWEST
 
 MERGES = [("t", "h"), ("Ġ", "th"), ("Ġth", "e"), ("▁", "th"), ("1", "2"), ("'", "s")]
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "<bos>", "<eos>", "<mask>", "<|endoftext|>", "▁"]
@@ -85,7 +83,7 @@ STATED: dict[str, dict[str, Any]] = {
 }
 
 
-def write(folder: Path, declared: str, stated: dict[str, Any], model_type: str | None = None) -> Path:
+def write(folder: Path, declared: str | None, stated: dict[str, Any], model_type: str | None = None) -> Path:
     """A checkpoint whose tokenizer.json has other parts than any class makes."""
     backend = Tokenizer(BPE(VOCABULARY, MERGES, byte_fallback=True))
     backend.normalizer = normalizers.Lowercase()
@@ -93,7 +91,8 @@ def write(folder: Path, declared: str, stated: dict[str, Any], model_type: str |
     backend.add_tokens([AddedToken("<x>", special=True), AddedToken("<y>", special=True)])
     folder.mkdir()
     backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": declared, **stated}))
+    named = {} if declared is None else {"tokenizer_class": declared}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**named, **stated}))
     if model_type is not None:
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
     return folder
@@ -126,34 +125,51 @@ def test_a_class_that_makes_parts_gives_the_tokens_of_transformers(
         assert light.decode(ids) == of_transformers.decode(ids, clean_up_tokenization_spaces=False)
 
 
-@pytest.mark.parametrize(
-    "declared", ["GPT2Tokenizer", "LlamaTokenizerFast", "Qwen2Tokenizer", "GemmaTokenizer"]
-)
-@pytest.mark.parametrize(
-    "model_type", ["llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_5", "gemma3_text", "olmo2"]
-)
-def test_the_class_is_the_one_that_transformers_takes(declared: str, model_type: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "m", declared, {}, model_type)
+DECLARED = [
+    "GPT2Tokenizer",
+    "LlamaTokenizerFast",
+    "Qwen2Tokenizer",
+    "GemmaTokenizer",
+    "PreTrainedTokenizerFast",
+    None,
+]
+TYPES = [
+    "llama",
+    "mistral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_5",
+    "gemma3_text",
+    "olmo2",
+    "gpt2",
+    "smollm3",
+    "",
+]
+
+
+@pytest.mark.parametrize("declared", DECLARED)
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_class_is_the_one_that_transformers_takes(
+    declared: str | None, model_type: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "m", declared, {}, model_type or None)
     of_transformers, light = AutoTokenizer.from_pretrained(path), light_tokenizer(str(path))
     text = "The the\n12's é नि<x>  <bos> </s>"
     assert light(text)["input_ids"] == of_transformers(text, verbose=False)["input_ids"]
     assert tokenizer_identity(light) == tokenizer_identity(of_transformers)
 
 
-def test_the_lists_of_model_types_are_those_of_transformers() -> None:
-    kept = {
-        name
-        for name, registered in TOKENIZER_MAPPING_NAMES.items()
-        if registered
-        in ("TokenizersBackend", "PythonBackend", "PreTrainedTokenizerFast", "MistralCommonBackend")
-    }
-    assert kept >= MODELS_AS_IN_FILE
-    forced = {
-        name: registered
-        for name, registered in TOKENIZER_MAPPING_NAMES.items()
-        if name in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS and registered in OWN_PARTS
-    }
-    assert forced == MODELS_OF_CLASS
+def test_the_table_of_model_types_is_that_of_transformers() -> None:
+    if (installed := older_transformers(NEWEST)) is not None:
+        pytest.skip(f"transformers {installed} knows fewer types than {NEWEST}")
+    assert tokenizer_classes._table() == table()
+
+
+def test_a_checkpoint_that_names_no_class_has_that_of_its_type() -> None:
+    assert own_parts("", "gemma2", byte_level=False) is OWN_PARTS["GemmaTokenizer"]
+    with pytest.raises(KeyError, match="GPTNeoXTokenizer"):
+        own_parts("", "gpt_neox", byte_level=True)
 
 
 def test_a_class_that_only_transformers_knows_is_named() -> None:

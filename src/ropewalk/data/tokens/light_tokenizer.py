@@ -163,8 +163,10 @@ def light_tokenizer(path_or_name: str) -> LightTokenizer:
     config = _object(folder / "config.json")
     declared = str(stated.get("tokenizer_class") or config.get("tokenizer_class") or "")
     file = _object(folder / "tokenizer.json")
+    # As transformers asks, in any place of the file.
+    byte_level = b'"ByteLevel"' in (folder / "tokenizer.json").read_bytes()
     try:
-        parts = own_parts(declared, str(config.get("model_type", "")), "'ByteLevel'" in str(file))
+        parts = own_parts(declared, str(config.get("model_type", "")), byte_level)
     except KeyError as error:
         raise RopewalkError(
             f"{path_or_name} has a {error.args[0]}, which only transformers builds; run pip install ropewalk, or give "

@@ -1,7 +1,9 @@
 """Which parts of ``tokenizer.json`` the tokenizer classes of transformers keep, and which they make themselves.
 
 A class with an ``__init__`` of its own takes vocabulary, merges and post-processor from the file, and makes normalizer,
-pre-tokenizer and decoder itself (``TokenizersBackend.convert_to_native_format``, transformers 5.24).
+pre-tokenizer and decoder itself (``TokenizersBackend.convert_to_native_format``, transformers 5.24). The class is the
+one that the checkpoint names, or the one of its model's type: ``tokenizer_classes.json`` lists types by class, and
+those whose checkpoints name a wrong class (written by ``tests/data/tokens/tokenizer_classes.py``).
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -16,55 +20,6 @@ from tokenizers.models import BPE
 
 AS_IN_FILE = {"", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend", "BloomTokenizer"}
 """Classes (without ``Fast``) that change nothing of the file."""
-
-MODELS_AS_IN_FILE = {
-    *(
-        "aria",
-        "beam",
-        "bigbird_pegasus",
-        "ernie4_5",
-        "ernie4_5_moe",
-        "flex_olmo",
-        "fuyu",
-        "glm",
-        "glm4",
-        "glm4_moe",
-    ),
-    *("glm4_moe_lite", "glm4v", "glm4v_moe", "glm_image", "got_ocr2", "gpt_bigcode", "granite", "granitemoe"),
-    *("granitemoehybrid", "granitemoeshared", "hyperclovax", "hyperclovax_vlm", "internlm2", "internlm3"),
-    *("iquestcoder", "jamba", "kimi_k25", "kimi_linear", "llava", "llava_next", "mimo_v2_flash", "minicpm3"),
-    *(
-        "minicpm_ocr",
-        "minicpmv",
-        "minicpmv4_6",
-        "minicpmv4_7",
-        "minimax_m2",
-        "ministral",
-        "ministral3",
-        "mistral",
-    ),
-    *(
-        "mistral3",
-        "mistral_large4",
-        "mixtral",
-        "molmo",
-        "molmo2",
-        "nemotron",
-        "olmo2",
-        "olmo3",
-        "olmo_hybrid",
-    ),
-    *("paddleocr_vl", "persimmon", "phi3", "phi3_v", "phimoe", "pixtral", "smolvlm", "stablelm", "step3_vl"),
-    *("vipllava", "voxtral"),
-}
-"""Values of ``model_type`` for which transformers keeps the file, whatever class the checkpoint names."""
-
-MODELS_OF_CLASS = {
-    "qwen2": "Qwen2Tokenizer",
-    "hyperclovax_vision_v2": "GPT2Tokenizer",
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp"), "Qwen3_5Tokenizer"),
-}
-"""Values of ``model_type`` for which transformers takes this class, whatever class the checkpoint names."""
 
 END_OF_TEXT = "<|endoftext|>"
 _QWEN = (
@@ -164,13 +119,23 @@ def own_parts(declared: str, model_type: str, byte_level: bool) -> OwnParts | No
     Raises:
         KeyError: if only transformers knows what the class makes.
     """
-    name = MODELS_OF_CLASS.get(model_type, declared.removesuffix("Fast"))
-    if name in AS_IN_FILE or model_type in MODELS_AS_IN_FILE:
-        return None
+    table = _table()
+    declared = declared.removesuffix("Fast")
+    registered = next((name for name, types in table["registered"].items() if model_type in types), None)
+    incorrect = model_type in table["incorrect"]
     # Checkpoints that name this class by mistake.
-    if name == "LlamaTokenizer" and byte_level:
+    if declared == "LlamaTokenizer" and byte_level and not incorrect:
         return None
-    return OWN_PARTS[name]
+    # A type whose class keeps the file does so whatever the checkpoint names.
+    name = (
+        registered if registered is not None and (incorrect or not registered or not declared) else declared
+    )
+    return None if name in AS_IN_FILE else OWN_PARTS[name]
+
+
+@cache
+def _table() -> Any:
+    return json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def with_own_parts(parts: OwnParts, file: Mapping[str, Any], stated: Mapping[str, Any]) -> Tokenizer:
