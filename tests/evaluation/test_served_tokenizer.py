@@ -57,7 +57,8 @@ def test_names_are_tried_in_order_and_the_server_is_last(asked: list[str], tmp_p
     assert found(Server(served=root), "me/given-there")[0] == "me/given-there"
     assert found(Server(served=root), "me/given") == (
         "org/root-there",
-        "tokens are counted with the tokenizer of org/root-there, the checkpoint that the server names",
+        "tokens are counted with the tokenizer of org/root-there, the checkpoint that the server names (there is no "
+        "me/given)",
     )
     assert asked == ["me/given-there", "me/given", "org/root-there"]
     named = Server("owner/name-there", Served(root="/models/elsewhere"))

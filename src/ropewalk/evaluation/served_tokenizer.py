@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,12 +68,11 @@ def served_tokenizer(model: str | None, wanted: str | None, servers: ServerPool)
         return ServedTokenizer(
             load_tokenizer(path), path, f"tokens are counted with the tokenizer of {given}"
         )
-    reasons = []
+    reasons: list[str] = []
     for name, what in _candidates(model, servers).items():
         try:
-            return ServedTokenizer(
-                load_tokenizer(name), name, f"tokens are counted with the tokenizer of {name}, {what}"
-            )
+            source = f"tokens are counted with the tokenizer of {name}, {what}{_although(reasons)}"
+            return ServedTokenizer(load_tokenizer(name), name, source)
         except RopewalkError as error:
             reasons.append(str(error))
     try:
@@ -82,8 +82,12 @@ def served_tokenizer(model: str | None, wanted: str | None, servers: ServerPool)
             f"there is no tokenizer to count the tokens of prompts with ({'; '.join([*reasons, str(error)])}); give "
             f"--tokenizer with a folder or Hub id, or --tokenizer {OF_WORDS} to estimate tokens from words"
         ) from error
-    also = f" ({reasons[0]})" if reasons else ""
-    return ServedTokenizer(own, None, f"tokens are counted by the server's /tokenize{also}")
+    return ServedTokenizer(own, None, f"tokens are counted by the server's /tokenize{_although(reasons)}")
+
+
+def _although(reasons: Sequence[str]) -> str:
+    """Why names that come before are not taken; the first reason is enough."""
+    return f" ({reasons[0]})" if reasons else ""
 
 
 def _is_here(model: str) -> bool:

@@ -600,6 +600,14 @@ def test_check_names_the_only_model_and_refuses_to_guess() -> None:
     assert not server.requests
 
 
+def test_a_list_that_is_kept_from_the_key_does_not_matter_with_a_named_model() -> None:
+    hidden = Reply(401, b'{"error": {"message": "x-api-key header is required"}}')
+    with CompletionServer(echo, models=["tiny"], models_reply=hidden) as server:
+        assert backend(server, model="tiny").check() == "tiny"
+        with pytest.raises(RopewalkError, match="x-api-key header is required"):
+            backend(server).check()
+
+
 def test_text_cannot_be_sent_without_a_tokenizer() -> None:
     with CompletionServer(echo) as server:
         asked = backend(server, send="text")

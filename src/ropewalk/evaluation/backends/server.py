@@ -171,7 +171,8 @@ class ServerBackend:
                         "server has loaded its model, name the model with --server-model, or correct the address"
                     ) from fault
             except RefusalError as refusal:
-                if refusal.status == UNAUTHORIZED:
+                # A list may be kept from a key that answers are given to; the request below shows it.
+                if refusal.status == UNAUTHORIZED and self.model is None:
                     raise RopewalkError(self._no_access(refusal)) from refusal
                 if self.model is None:
                     raise RopewalkError(
