@@ -10,6 +10,7 @@ from ropewalk.dry_run import check as module
 from ropewalk.dry_run.check import check
 from ropewalk.training import load_recipe
 from ropewalk.training.preflight import resolve
+from tests.dry_run.cases import model_folder
 
 
 def test_a_recipe_whose_model_is_here_is_compared_with_it(tmp_path, monkeypatch):
@@ -38,6 +39,21 @@ def test_what_is_not_here_is_said_and_not_downloaded(tmp_path, monkeypatch):
     ]
     (tmp_path / "documents").mkdir()
     assert len(check(load_recipe("llama-64k")).missing) == 1
+
+
+def test_all_that_a_folder_with_a_config_alone_lacks_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = f"model={model_folder(tmp_path / 'model')}"
+    found = check(load_recipe("demo", [own, "data.sources=[documents]"]))
+    assert [line.partition(":")[0].split(" in ")[0] for line in found.missing] == [
+        "weights (model.safetensors)",
+        "a tokenizer (tokenizer.json)",
+        "data.sources.0 documents",
+    ]
+    assert any("trained for 256 tokens" in line for line in found.resolved)
+    assert not found.ready
+    with pytest.raises(RopewalkError, match=r"lift\.0 is 'windows'"):
+        check(load_recipe("demo", [own, "lift=[windows]"]))
 
 
 def test_what_lies_elsewhere_by_design_is_not_missing():

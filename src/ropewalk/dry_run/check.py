@@ -12,6 +12,8 @@ from huggingface_hub import try_to_load_from_cache
 from ropewalk.data.read.embedded import EMBEDDED, resolve_model
 from ropewalk.data.read.files import hub_advice
 from ropewalk.data.settings import SourceSpec
+from ropewalk.data.tokens.tokenise import lacks_tokenizer
+from ropewalk.dry_run.facts import folder_of, missing_parts
 from ropewalk.io.results import Result
 from ropewalk.parallel import MeshShape
 from ropewalk.training.memory_need import USABLE
@@ -53,7 +55,7 @@ class RecipeCheck(Result):
         tokens: tokens of all stages.
         resolved: lines that a run would print at its start; None if the model is not on this machine, in which case
             nothing was compared with it.
-        missing: what the run needs and this machine does not have: the model, documents, memory.
+        missing: what the run needs and this machine does not have: the model or parts of it, documents, memory.
         ready: whether a run could start here: all that is missing, at most the model, can be downloaded by it.
     """
 
@@ -69,14 +71,16 @@ class RecipeCheck(Result):
 def check(recipe: Recipe) -> RecipeCheck:
     """Check a recipe; if its model is on this machine, make all checks that a run makes at its start.
 
-    Nothing is downloaded or written.
+    Without a tokenizer, those that need one are left out. Nothing is downloaded or written.
 
     Raises:
         RopewalkError: for the first error; the message names the key, its value, and what would work.
     """
     stages = tuple(_outlines(recipe))
-    found = resolve(recipe) if _is_on_this_machine(recipe.model) else None
-    model = (_missing_model(recipe.model),) if found is None else ()
+    found, parts = None, missing_parts(recipe.model)
+    if _is_on_this_machine(recipe.model):
+        found = resolve(recipe, with_tokenizer=not lacks_tokenizer(folder_of(recipe.model)))
+    model = (_missing_model(recipe.model),) if found is None else parts
     memory = () if found is None else tuple(_missing_memory(found))
     documents = tuple(_missing_documents(recipe))
     return RecipeCheck(
@@ -86,7 +90,7 @@ def check(recipe: Recipe) -> RecipeCheck:
         sum(stage.tokens for stage in stages),
         None if found is None else tuple(announcement(found)),
         model + memory + documents,
-        not memory and not documents and (found is not None or _may_be_on_the_hub(recipe.model)),
+        not (parts or memory or documents) and (found is not None or _may_be_on_the_hub(recipe.model)),
     )
 
 

@@ -16,6 +16,7 @@ from ropewalk.data.read.files import is_named, list_folder, names_records, plain
 from ropewalk.data.read.first_lengths import first_lengths
 from ropewalk.data.read.records import NoTextFieldError
 from ropewalk.data.settings import SourceSpec
+from ropewalk.data.tokens.tokenise import lacks_tokenizer
 from ropewalk.dry_run.settings import InitSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.models.checkpoint.weights import weight_files
@@ -167,18 +168,23 @@ def named_machine(settings: InitSettings) -> MachineFacts:
     )
 
 
+def folder_of(model: str) -> Path:
+    """The folder of a model that is named by a folder or a file of it; no folder is there for an id of the Hub."""
+    path = Path(resolve_model(model)).expanduser()
+    return path.parent if path.is_file() else path
+
+
 def missing_parts(model: str) -> tuple[str, ...]:
     """What a run needs and a model's folder does not have: weights, a tokenizer; none for a model on the Hub.
 
     Args:
         model: folder, file or Hub id.
     """
-    path = Path(resolve_model(model)).expanduser()
-    if not path.exists():
+    folder = folder_of(model)
+    if not folder.is_dir():
         return ()
-    folder = path if path.is_dir() else path.parent
     missing = [] if weight_files(folder) else [f"weights (model.safetensors) in {folder}"]
-    if not any(folder.glob("*token*")):
+    if lacks_tokenizer(folder):
         missing.append(f"a tokenizer (tokenizer.json) in {folder}")
     return tuple(missing)
 

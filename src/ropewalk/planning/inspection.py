@@ -12,6 +12,7 @@ from ropewalk.compatibility import Reading, readings
 from ropewalk.data import PackingSettings, load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.tokens.special_ids import Doubt, TokenUse, doubtful_tokens, tokens_of_rows
+from ropewalk.data.tokens.tokenise import lacks_tokenizer
 from ropewalk.errors import RopewalkError
 from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
@@ -153,7 +154,7 @@ def _special_tokens(model: str) -> tuple[tuple[TokenUse, ...] | None, tuple[Doub
     path = Path(resolve_model(model)).expanduser()
     folder = path.parent if path.is_file() else path
     # A folder with only a config is enough; whether a repository on the Hub has a tokenizer, loading tells.
-    if folder.is_dir() and not any(folder.glob("*token*")):
+    if lacks_tokenizer(folder):
         return None, ()
     try:
         tokenizer = load_tokenizer(str(folder))

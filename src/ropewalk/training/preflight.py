@@ -83,6 +83,7 @@ def resolve(
     meshes: Meshes | None = None,
     training: range | None = None,
     machine: Machine | None = None,
+    with_tokenizer: bool | None = None,
 ) -> ResolvedRecipe:
     """Check a recipe against the checkpoint, the machine and the processes, and resolve every ``auto``.
 
@@ -92,8 +93,9 @@ def resolve(
         meshes: meshes that rank 0 has chosen, which also decides what layers keep of their attention; chosen here if
             None.
         training: indices of the stages that these processes train; all if None. The others need not suit them.
-        machine: hardware to resolve the recipe for, of which only the model's config is read, not its tokenizer; None
-            for this machine.
+        machine: hardware to resolve the recipe for; None for this machine.
+        with_tokenizer: whether to load the tokenizer and check that packing and prompts can use it. Default: only for
+            this machine. The model's config is read in any case.
 
     Raises:
         RopewalkError: for the first problem that would make the run fail, with an alternative that works.
@@ -148,7 +150,7 @@ def resolve(
             refuse_on_mesh(arranged, config, recipe.exact_rope, [current, *possible])
     tokenizer = None
     packing: tuple[PackingSettings, ...] = ()
-    if machine is None:
+    if machine is None if with_tokenizer is None else with_tokenizer:
         vocabulary = config.source.get_text_config().vocab_size
         tokenizer = _tokenizer(recipe, model, vocabulary, mesh.world_size > 1)
         # Packed rows already contain the decisions that packing settings make.

@@ -44,6 +44,8 @@ TOKENIZER_ERRORS = (
     *(TypeError, AttributeError, StrictDataclassError),
 )
 """Exceptions that transformers raises for files that it cannot make a tokenizer of."""
+TOKENIZER_FILES = ("*token*", "vocab*", "*.model")
+"""Names of the files that tokenizers are read from: tokenizer.json, vocab.json of GPT-2, spiece.model of T5."""
 BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 18
 """A batch ends at whichever limit is reached first, so that a batch of books is no larger than one of short texts."""
@@ -91,6 +93,8 @@ def load_tokenizer(path_or_name: str, embedding_rows: int | None = None) -> Any:
     )
     # transformers makes such a one of a folder without files of a tokenizer: all text would become unknown tokens.
     if len(tokenizer.get_added_vocab()) >= len(tokenizer):
+        if lacks_tokenizer(path):
+            raise _no_tokenizer(path_or_name)
         raise RopewalkError(
             f"the tokenizer of {path_or_name!r} has only special tokens; add the model's tokenizer.json"
         )
@@ -103,6 +107,16 @@ def load_tokenizer(path_or_name: str, embedding_rows: int | None = None) -> Any:
     return tokenizer
 
 
+def lacks_tokenizer(path: str | Path) -> bool:
+    """Whether a folder has no file of a tokenizer; False for what is no folder, such as a Hub id."""
+    folder = Path(path)
+    return folder.is_dir() and not any(path for name in TOKENIZER_FILES for path in folder.glob(name))
+
+
+def _no_tokenizer(folder: str) -> RopewalkError:
+    return RopewalkError(f"there is no tokenizer in {folder!r}; add the model's tokenizer.json")
+
+
 def _of_transformers(path: str, path_or_name: str) -> Any:
     from transformers import AutoTokenizer
 
@@ -111,11 +125,10 @@ def _of_transformers(path: str, path_or_name: str) -> Any:
     except TOKENIZER_ERRORS as error:
         if not Path(path).exists():
             raise not_found(path_or_name, "tokenizer", error) from error
+        if lacks_tokenizer(path):
+            raise _no_tokenizer(path_or_name) from error
         lines = json_fault(error).strip().splitlines()
         reason = _no_object(Path(path)) or (lines[0] if lines else type(error).__name__)
-        folder = Path(path)
-        if folder.is_dir() and not any(folder.glob("*token*")):
-            reason = "the folder has no tokenizer.json or other tokenizer file"
         raise RopewalkError(f"cannot load a tokenizer from {path_or_name!r}: {reason}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
         raise RopewalkError(
