@@ -15,7 +15,7 @@ from ropewalk.dry_run.facts import DocumentFacts, MachineFacts, gpus_of
 from ropewalk.dry_run.run import SAVINGS
 from ropewalk.dry_run.settings import InitSettings
 from ropewalk.errors import RopewalkError
-from ropewalk.io.lengths import format_length
+from ropewalk.io.lengths import counted, format_length
 from ropewalk.models.config.parameters import count_parameters
 from ropewalk.planning.practice import Practice
 from ropewalk.planning.rules import CONTEXT_BOUND
@@ -222,8 +222,8 @@ class Draft:
                 "    pattern: anchor  # documents see themselves and one first token, not each other (arXiv:2411.13476)"
             )
             yield (
-                f"    steps: {steps}  # with {rows} rows a step, {share:.0%} of the tokens that are planned for this "
-                "stage"
+                f"    steps: {steps}  # with {counted(rows, 'row')} a step, {share:.0%} of the tokens that are planned "
+                "for this stage"
             )
             yield f"    rows_per_step: {rows}  # {rows * stage.context:,} tokens a step"
             yield f"    learning_rate: {self.practice.learning_rate:g}"
