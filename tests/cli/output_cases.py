@@ -20,5 +20,5 @@ def acting(printed: str) -> list[str]:
 
 def printed_by(show: Any, **options: Any) -> str:
     out = io.StringIO()
-    show(Terminal(file=out, width=200, **options))
+    show(Terminal(file=out, **{"width": 200, **options}))
     return out.getvalue()

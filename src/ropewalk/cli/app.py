@@ -167,10 +167,13 @@ def _fail_once(message: str, status: int) -> int:
 
 def _fail(message: str, status: int) -> int:
     """Print an error as one line, whatever the names and library messages in it contain."""
+    from ropewalk.cli.output import Terminal
     from ropewalk.io.urls import masked
-    from ropewalk.reporting.shown_text import shown
+    from ropewalk.reporting.shown_text import between_words, shown
 
-    print(f"error: {shown(masked(' '.join(message.split())), MOST_OF_A_MESSAGE)}", file=sys.stderr)
+    line = f"error: {shown(masked(' '.join(message.split())), MOST_OF_A_MESSAGE)}"
+    console = Terminal(stderr=True)
+    console.print(between_words(line, console), soft_wrap=True)
     return status
 
 

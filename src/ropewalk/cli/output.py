@@ -19,7 +19,7 @@ from ropewalk.errors import RunFailure, Stopped
 from ropewalk.io.results import plain_json
 from ropewalk.io.settings import Option, OutputFile
 from ropewalk.io.signals import Ended, ended_by_signals
-from ropewalk.reporting.shown_text import harmless, shown
+from ropewalk.reporting.shown_text import between_words, harmless, shown
 
 if TYPE_CHECKING:
     from ropewalk.io.results import Result
@@ -70,6 +70,10 @@ class Terminal(Console):
     def put(self, part: RenderableType) -> None:
         """Print a part of a result, folded at the width of the terminal or of COLUMNS; files and pipes have none."""
         self.print(part, soft_wrap=not self.is_terminal and "COLUMNS" not in os.environ)
+
+    def prose(self, text: str) -> None:
+        """Print a sentence; on a terminal, lines end between words, and a word longer than a line is not cut."""
+        self.print(between_words(shown(text, max(2, len(text))), self), soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Print one line, never truncated; line breaks within it, for example in a file name, are escaped."""
@@ -175,7 +179,8 @@ def show(parts: Iterable[Part]) -> None:
     console = results()
     for part in parts:
         if isinstance(part, str):
-            console.say(part)
+            # A line that is a path or a command stays whole, to be copied.
+            (console.prose if part.endswith(".") or part.startswith("note: ") else console.say)(part)
         elif isinstance(part, ResultTable):
             print_whole(part.rich())
         else:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ropewalk.io.progress import Advance
 from ropewalk.io.urls import masked
-from ropewalk.reporting.shown_text import shown
+from ropewalk.reporting.shown_text import between_words, shown
 
 SECONDS_BETWEEN_LINES = 10.0
 """Seconds between lines of progress if stderr is not a terminal."""
@@ -34,7 +34,8 @@ class ConsoleReporter:
 
     def note(self, text: str) -> None:
         text = masked(text)
-        self.console.print(Text(shown(text, max(2, len(text)))), soft_wrap=True)
+        line = between_words(shown(text, max(2, len(text))), self.console)
+        self.console.print(Text(line), soft_wrap=True)
 
     @contextmanager
     def bar(self, label: str, total: int | None) -> Iterator[Advance]:
@@ -46,7 +47,11 @@ class ConsoleReporter:
 
     @contextmanager
     def _drawn(self, label: str, total: int | None) -> Iterator[Advance]:
-        counted = [BarColumn(), MofNCompleteColumn()] if total is not None else [SpinnerColumn()]
+        counted = (
+            [BarColumn(), MofNCompleteColumn()]
+            if total is not None
+            else [SpinnerColumn(finished_text="done")]
+        )
         ends = [TimeElapsedColumn(), TimeRemainingColumn()] if total is not None else [TimeElapsedColumn()]
         # Labels may contain names from elsewhere, so they must be escaped.
         described, stated = (
@@ -55,7 +60,14 @@ class ConsoleReporter:
         columns = [described, *counted, *ends, stated]
         with Progress(*columns, console=self.console) as progress:
             task = progress.add_task(shown(label), total=total, text="")
-            yield lambda done, text: progress.update(task, completed=done, text=shown(text))
+            try:
+                yield lambda done, text: progress.update(task, completed=done, text=shown(text))
+            except BaseException:
+                # Nothing that still seems to turn is left above the error.
+                progress.remove_task(task)
+                raise
+            if total is None:
+                progress.update(task, total=1, completed=1)
 
     def _lines(self, label: str, total: int | None) -> Advance:
         started = last = time.monotonic()

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import unicodedata
+from typing import TYPE_CHECKING
 
 from ropewalk.errors import RopewalkError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _JOINERS = "\u200c\u200d"
 """Format characters that scripts and emoji need. All others are invisible or change the reading direction."""
 _PLAIN = re.compile(r"[ -~]*")
 _HARMLESS = re.compile(r"[ -~\n\t]*")
+
+
+def between_words(text: str, console: Console) -> str:
+    """A sentence with lines as wide as a terminal that end between words; unchanged for files and pipes.
+
+    rich would cut a word that is longer than a line, such as a path.
+    """
+    if not console.is_terminal:
+        return text
+    return textwrap.fill(text, max(2, console.width), break_long_words=False, break_on_hyphens=False)
 
 
 def harmless(text: str) -> str:
