@@ -55,12 +55,19 @@ def found(server: Server, model: str | None = None, wanted: str | None = None) -
 def test_names_are_tried_in_order_and_the_server_is_last(asked: list[str], tmp_path: Path) -> None:
     root = Served(root="org/root-there")
     assert found(Server(served=root), "me/given-there")[0] == "me/given-there"
-    assert found(Server(served=root), "me/given") == (
-        "org/root-there",
-        "tokens are counted with the tokenizer of org/root-there, the checkpoint that the server names (there is no "
-        "me/given)",
-    )
-    assert asked == ["me/given-there", "me/given", "org/root-there"]
+    with pytest.raises(
+        RopewalkError, match=r"no me/given; the server serves owner/served: leave MODEL out, or say"
+    ):
+        found(Server(served=root), "me/given")
+    # The name of the model, or of its checkpoint, may be given: it chooses nothing.
+    for name in (None, "owner/served", "org/root-there"):
+        assert found(Server(served=root), name) == (
+            "org/root-there",
+            "tokens are counted with the tokenizer of org/root-there, the checkpoint that the server names",
+        )
+    assert asked == ["me/given-there", "me/given", *["org/root-there"] * 3]
+    gone = Server("owner/name-there", Served(root="org/root"))
+    assert found(gone)[1].endswith("owner/name-there, the model's name on the server (there is no org/root)")
     named = Server("owner/name-there", Served(root="/models/elsewhere"))
     assert found(named)[1].endswith("owner/name-there, the model's name on the server")
     # A folder of another machine, and a name without an owner, are not asked for on the Hub.

@@ -39,8 +39,8 @@ class ServedTokenizer:
 def served_tokenizer(model: str | None, wanted: str | None, servers: ServerPool) -> ServedTokenizer:
     """Find the tokenizer of a served model.
 
-    Without a choice of the user's, the files of MODEL count, then those of the checkpoint that the server names, then
-    those on the Hub under the model's name, and then the server itself. Words never count unless the user says so.
+    Without a choice of the user's, the files of the checkpoint that the server names count, then those on the Hub under
+    the model's name, and then the server itself. Words never count unless the user says so.
 
     Args:
         model: MODEL of the command, if given: a tokenizer's folder or Hub id, or the model's name on the server.
@@ -62,14 +62,23 @@ def served_tokenizer(model: str | None, wanted: str | None, servers: ServerPool)
         )
     if wanted == OF_SERVER:
         return ServedTokenizer(first.own_tokenizer(), None, "tokens are counted by the server's /tokenize")
-    given = wanted or (model if model is not None and _is_here(model) else None)
+    named = {str(first.model), first.served.root}
+    # The name of the model is no choice; anything else that is given is the tokenizer that was meant.
+    given = wanted or (model if model not in named else None)
     if given is not None:
         path = resolve_model(given)
-        return ServedTokenizer(
-            load_tokenizer(path), path, f"tokens are counted with the tokenizer of {given}"
-        )
+        try:
+            tokenizer = load_tokenizer(path)
+        except RopewalkError as error:
+            if wanted is not None:
+                raise
+            raise RopewalkError(
+                f"{error}; the server serves {first.model}: leave MODEL out, or say with --tokenizer what counts the "
+                "tokens"
+            ) from error
+        return ServedTokenizer(tokenizer, path, f"tokens are counted with the tokenizer of {given}")
     reasons: list[str] = []
-    for name, what in _candidates(model, servers).items():
+    for name, what in _candidates(servers).items():
         try:
             source = f"tokens are counted with the tokenizer of {name}, {what}{_although(reasons)}"
             return ServedTokenizer(load_tokenizer(name), name, source)
@@ -90,18 +99,12 @@ def _although(reasons: Sequence[str]) -> str:
     return f" ({reasons[0]})" if reasons else ""
 
 
-def _is_here(model: str) -> bool:
-    return model.partition(":")[0] == "embedded" or Path(model).expanduser().exists()
-
-
-def _candidates(model: str | None, servers: ServerPool) -> dict[str, str]:
+def _candidates(servers: ServerPool) -> dict[str, str]:
     """Names that may have a tokenizer's files, in the order in which they are tried, and what they are."""
     first = servers.backends[0]
     found = {str(first.model): "the model's name on the server"}
     if first.served.root is not None:
         found = {first.served.root: "the checkpoint that the server names", **found}
-    if model is not None:
-        found = {model: "the given MODEL", **found}
     # A name without an owner is on the Hub only for a few models of its first years.
     return {
         name: what
