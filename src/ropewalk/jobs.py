@@ -266,7 +266,7 @@ def evaluate(
     config, options = _settings("evaluate", model, keywords)
     where, rope = _context(context, options.out), config.loading.rope
     if rope is None:
-        return evaluate(config, where)
+        return evaluate(config, where, None)
     # Needs torch, and a model behind a server none.
     from ropewalk.search.fitted_table import fitted_table
 
