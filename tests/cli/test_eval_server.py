@@ -225,6 +225,14 @@ def test_a_server_that_does_not_serve_the_model_is_told_before_anything_is_loade
                 "not serve other",
             ),
             (("--server", server.url, "--endpoint", "chat"), "--endpoint chat needs --chat"),
+            (
+                ("--server", server.url, "--suite", "short,perplexity"),
+                "so short and perplexity cannot be measured",
+            ),
+            (
+                ("--server", server.url, "--suite", "needle", "--tasks", "teacher_forced"),
+                "so needle cannot be",
+            ),
         ):
             assert run("a/model", *ASKED, "--out", out, *more) == 2
             assert message in " ".join(capsys.readouterr().err.split())

@@ -28,7 +28,7 @@ from ropewalk.evaluation.results import TaskResult, result_log
 from ropewalk.evaluation.rows import DrawnDocuments, documents_of
 from ropewalk.evaluation.served_tokenizer import ServedTokenizer, served_tokenizer
 from ropewalk.evaluation.settings import EvaluationSettings, Settings
-from ropewalk.evaluation.suite_loop import Stores, check_evaluation, not_running, run_suites
+from ropewalk.evaluation.suite_loop import Stores, check_evaluation, check_served, not_running, run_suites
 from ropewalk.evaluation.tasks.lm_eval.suites import harness_installed
 from ropewalk.evaluation.tasks.longppl import LongPplSettings
 from ropewalk.evaluation.tasks.registry import chosen_suites, chosen_tasks, reads_text
@@ -186,6 +186,8 @@ def evaluate(
 
 def _check(config: EvaluationSettings, world: World) -> None:
     check_together(config, world.size)
+    if config.serving is not None:
+        check_served(config.what)
     if config.serving is None and not is_installed("torch"):
         raise RopewalkError(
             "a model in memory needs torch, which is not installed; run pip install ropewalk, or give --server"

@@ -208,6 +208,15 @@ def generates(suites: Sequence[Suite], chosen: Mapping[str, Sequence[str]]) -> b
     )
 
 
+def check_served(settings: Settings) -> None:
+    """Raise if a server can run none of the tasks."""
+    if not generates(chosen_suites(settings), chosen_tasks(settings)):
+        raise RopewalkError(
+            f"a server gives answers and no losses, so {' and '.join(settings.suites)} cannot be measured on it; add "
+            "--suite ruler or passkey, or measure the checkpoint itself, without --server"
+        )
+
+
 def _check_chat(settings: Settings, suites: Sequence[Suite], chosen: Mapping[str, Sequence[str]]) -> None:
     """Raise for a system prompt or tokens to think that a chosen suite has no use for."""
     for option, value in (
