@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ropewalk.data.settings import SourceSpec
 from ropewalk.dry_run.draft import Draft
@@ -34,11 +35,12 @@ def recipe_of(
     documents: DocumentFacts | None,
     machine: MachineFacts,
     adapter: str | None,
+    **changes: Any,
 ) -> str:
     """The text of a recipe for the documents of the settings."""
     sources = [SourceSpec(path=path) for path in settings.documents]
     practice = practice_for(8 * 10**9, adapter is not None)
-    return Draft(settings, planned, machine, practice, documents, sources, adapter).text()
+    return Draft(settings, planned, machine, practice, documents, sources, adapter, **changes).text()
 
 
 LONG = "def f(x):\n    return x + 1\n" * 300

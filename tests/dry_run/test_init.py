@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from ropewalk.dry_run.facts import DocumentFacts, MachineFacts, named_machine
-from ropewalk.dry_run.init import choices_of, propose, reason_for_adapter
+from ropewalk.dry_run.init import Training, choices_of, propose, training_on
 from ropewalk.dry_run.run import Change, PlannedRun, PlannedStage
 from ropewalk.dry_run.settings import InitSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.planning import PlanSettings, plan
 from ropewalk.planning.sizing.time import GPUS
-from ropewalk.training import extend, mesh_choice
+from ropewalk.training import extend, mesh_choice, preflight
 from ropewalk.training.memory_need import Need
 from ropewalk.training.recipe.file import parse_recipe
-from tests.checkpoint_cases import path_of
+from ropewalk.training.resolved import ResolvedRecipe
+from tests.checkpoint_cases import CONFIGS, path_of
 from tests.dry_run.cases import model_folder, planned_run
 from tests.dry_run.proposal_cases import LAPTOP, LONG, PLANS, asked, recipe_of, records
 from tests.models import every_family
@@ -30,27 +31,69 @@ def test_an_adapter_is_proposed_where_the_gpus_are_too_small_for_all_weights(
     whole = {**stated, "intermediate_size": 11008, "vocab_size": 32000, "tie_word_embeddings": False}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     planned = plan(PlanSettings(model=str(tmp_path), target=2**15))
-    reason = reason_for_adapter(planned, MachineFacts(16, 1, 24 * 2**30, 2**36))
+    monkeypatch.setattr(mesh_choice, "played_need", lambda resolved, number: Need(10**11, 0))
+    reason = training_on(MachineFacts(16, 1, 24 * 2**30, 2**36), planned).adapter
     assert reason is not None
+    assert "or more" not in reason
+    monkeypatch.setattr(mesh_choice, "played_need", lambda resolved, number: Need(10**9, 0))
     documents = DocumentFacts(9, True, 10**8, 10**5)
     recipe = recipe_of(asked(planned), planned, documents, LAPTOP, reason)
     assert f"# An adapter: {reason}" in recipe
     assert parse_recipe(recipe, "x").adapter is not None
-    assert reason_for_adapter(planned, MachineFacts(192, 64, 80 * 2**30, 2**36)) is None
-    assert reason_for_adapter(planned, LAPTOP) is None
+    assert training_on(MachineFacts(192, 64, 80 * 2**30, 2**36), planned) == Training()
+    assert training_on(LAPTOP, planned) == Training()
     # A config that lacks a size is proposed as it is.
-    assert reason_for_adapter(PLANS["llama-2-7b"], MachineFacts(16, 1, 24 * 2**30, 2**36)) is None
+    assert training_on(MachineFacts(16, 1, 24 * 2**30, 2**36), PLANS["llama-2-7b"]) == Training()
 
 
-def test_an_adapter_is_proposed_where_the_states_of_a_hybrid_alone_are_too_large(tmp_path: Path) -> None:
+def test_all_weights_are_trained_if_a_setting_that_a_plan_would_try_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen3 8B at 128K on one GPU of 192 GB, with the peaks that dry runs of it have."""
+    published = json.loads((CONFIGS / "planned" / "qwen3-8b.json").read_text())["config"]
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    planned = plan(PlanSettings(model=str(tmp_path), target=2**17))
+
+    def need(resolved: ResolvedRecipe, number: int) -> Need:
+        stage = resolved.stages[number].settings.stage
+        assert stage.offload_activations
+        kept = resolved.stages[number].keeping
+        on_device = kept is not None and kept.on_device
+        peak = 158_700_000_000 if stage.tiled_mlp else 178_100_000_000
+        return Need(peak + 40 * 10**9 * on_device, 80 * 10**9)
+
+    for module in (mesh_choice, preflight):
+        monkeypatch.setattr(module, "played_need", need)
+    settings = asked(planned, gpus=1, gpu="mi300x")
+    machine = named_machine(settings)
+    found = training_on(machine, planned)
+    assert found.adapter is None
+    assert found.settings == {
+        "gradient_checkpointing": True,
+        "offload_activations": True,
+        "tiled_mlp": mesh_choice.TILE,
+    }
+    text = recipe_of(settings, planned, None, machine, None, savings=found.settings)
+    (stage,) = parse_recipe(text, "x").stages
+    assert {name: getattr(stage, name) for name in found.settings} == found.settings
+    # What goes to the CPU's memory has to fit there.
+    small = training_on(replace(machine, memory_bytes=80 * 10**9), planned)
+    assert small.adapter is not None
+    assert "80.0 GB of CPU memory, of which 72.0 GB are usable" in small.adapter
+
+
+def test_an_adapter_is_proposed_where_the_states_of_a_hybrid_alone_are_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every_family.tiny_config("falcon_h1").save_pretrained(tmp_path)
     planned = plan(PlanSettings(model=str(tmp_path), target=2**17))
     # Parameters, gradients and two moments in float32, whatever its mixers save.
     states = 16 * 53_072
-    reason = reason_for_adapter(planned, MachineFacts(16, 2, states // 2, 2**36))
+    monkeypatch.setattr(mesh_choice, "played_need", lambda resolved, number: Need(states, 0))
+    reason = training_on(MachineFacts(16, 2, states // 2, 2**36), planned).adapter
     assert reason is not None
     assert "even with parallel: {sequence: 2}, a rank needs" in reason
-    assert reason_for_adapter(planned, MachineFacts(16, 2, 2**36, 2**36)) is None
+    assert training_on(MachineFacts(16, 2, 2**36, 2**36), planned) == Training()
 
 
 def test_the_embedded_model_and_documents(tmp_path: Path) -> None:
@@ -66,7 +109,9 @@ def test_the_embedded_model_and_documents(tmp_path: Path) -> None:
         propose(settings)
 
 
-def test_the_machine_that_trains_can_be_named(tmp_path: Path) -> None:
+def test_the_machine_that_trains_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (mesh_choice, preflight):
+        monkeypatch.setattr(module, "played_need", lambda resolved, number: Need(30 * 10**9, 0))
     stated = json.loads(path_of("llama-3.1-8b").read_text())
     whole = {**stated, "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False}
     (tmp_path / "config.json").write_text(json.dumps(whole))
@@ -77,7 +122,7 @@ def test_the_machine_that_trains_can_be_named(tmp_path: Path) -> None:
         settings = asked(planned, gpus=gpus, gpu=gpu, out=Path("r.yaml"))
         machine = named_machine(settings)
         assert (machine.gpus, machine.gpu_bytes) == (gpus, GPUS[gpu].bytes_per_rank)
-        found[gpu] = recipe_of(settings, planned, documents, machine, reason_for_adapter(planned, machine))
+        found[gpu] = recipe_of(settings, planned, documents, machine, training_on(machine, planned).adapter)
     assert parse_recipe(found["h100"], "x").adapter is None
     assert "torchrun --nproc-per-node 8 -m ropewalk extend r.yaml" in found["h100"]
     assert "# For 8 GPUs (h100) of 80 GB." in found["h100"]

@@ -194,7 +194,8 @@ def test_rows_that_indexers_choose_from_stay_whole_without_a_dry_run():
     [
         (
             {"length": 2**20, "rows": 16},
-            r"rows of 1,048,576 tokens do not fit on 8 ranks: even with parallel: {sequence: 8}, "
+            r"rows of 1,048,576 tokens do not fit on 8 ranks with the stage's settings: even with "
+            r"parallel: {sequence: 8}, "
             r"a rank needs an estimated [\d.]+ GB, but has 80\.0 GB, of which 72\.0 GB are usable; set "
             r"offload_activations to true$",
         ),

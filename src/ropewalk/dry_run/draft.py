@@ -66,6 +66,7 @@ class Draft:
         documents: what was seen of the documents; None if there are none.
         sources: the documents with their text fields.
         adapter: why an adapter is trained; None if the whole model is.
+        savings: settings of every stage that save memory, until a dry run of it says that it can do without.
         missing: what a run needs and is not here, apart from documents.
         choices: what dry runs have chosen, by the index of the stage.
         tokens: the tokens that packing adds to documents; none without a tokenizer.
@@ -85,6 +86,7 @@ class Draft:
     tokens: tuple[TokenUse, ...] = ()
     doubts: tuple[Doubt, ...] = ()
     remarks: tuple[str, ...] = ()
+    savings: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def parameters(self) -> int:
@@ -229,9 +231,10 @@ class Draft:
             yield f"    learning_rate: {self.practice.learning_rate:g}"
             yield f"    warmup_steps: {min(20, steps // 5)}  # a new optimizer knows no moments yet"
             yield "    schedule: constant  # so that a later stage can go on from here"
-            settings = {"gradient_checkpointing": stage.context >= CHECKPOINTED_FROM}
+            settings = {"gradient_checkpointing": stage.context >= CHECKPOINTED_FROM, **self.savings}
             for key, value in {**settings, **({} if choice is None else choice.settings)}.items():
-                yield f"    {key}: {str(value).lower()}  # {CHOSEN[key]}"
+                if value or key in ("gradient_checkpointing", "keep_attention"):
+                    yield f"    {key}: {str(value).lower()}  # {CHOSEN[key]}"
 
     def _rest(self) -> Iterator[str]:
         trained, target = self.planned.config.trained_length, self.planned.target_length

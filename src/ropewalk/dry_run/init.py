@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ropewalk.data import PackingSettings, load_tokenizer
 from ropewalk.data.read.embedded import EMBEDDED, resolve_model
@@ -22,7 +25,7 @@ from ropewalk.dry_run.facts import (
     this_machine,
     with_text_field,
 )
-from ropewalk.dry_run.run import PlannedRun, PlannedStage, plan_here
+from ropewalk.dry_run.run import SAVINGS, PlannedRun, PlannedStage, plan_here
 from ropewalk.dry_run.run import plan as plan_recipe
 from ropewalk.dry_run.settings import HardwareSettings, InitSettings
 from ropewalk.errors import EngineError, RopewalkError
@@ -89,10 +92,12 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
         tokenizer = load_tokenizer(str(resolve_model(settings.model)), planned.config.vocab_size)
     documents = look_at(sources, tokenizer, context) if sources else None
     machine = named_machine(settings) if settings.for_another_machine else this_machine()
-    adapter = reason_for_adapter(planned, machine)
+    training = training_on(machine, planned)
+    adapter = training.adapter
     practice = practice_for(count_parameters(planned.config), adapter is not None)
     remarks = tuple(filter(None, map(remark_on_parts, sources)))
     draft = Draft(settings, planned, machine, practice, documents, sources, adapter, missing, remarks=remarks)
+    draft = replace(draft, savings=training.settings)
     if tokenizer is not None:
         tokens = tokens_of_rows(tokenizer, PackingSettings(context=planned.target_length))
         draft = replace(draft, tokens=tokens, doubts=tuple(doubtful_tokens(tokenizer)))
@@ -165,37 +170,75 @@ def _words(planned: PlannedRun, stage: PlannedStage, peak: int, only: str = "") 
     )
 
 
-def reason_for_adapter(planned: PlanResult, machine: MachineFacts) -> str | None:
-    """Why the GPUs hold only an adapter's training; None if they hold the model's, or cannot be asked."""
+@dataclass(frozen=True)
+class Training:
+    """What can be trained on a machine.
+
+    Attributes:
+        adapter: why it is only an adapter; None if it is the whole model, or if that cannot be said.
+        settings: settings of a stage that save memory, without which the whole model does not fit.
+    """
+
+    adapter: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def training_on(machine: MachineFacts, planned: PlanResult) -> Training:
+    """What the GPUs have room for at the target length: settings are tried in the order in which a plan tries them."""
     if not machine.gpus:
-        return None
+        return Training()
     import torch
 
-    from ropewalk.training.mesh_choice import DoesNotFit
+    from ropewalk.training.mesh_choice import TILE, DoesNotFit
     from ropewalk.training.preflight import Machine, refuse_too_large
+    from ropewalk.training.simulation.rank_costs import in_own_process
 
+    devices = Machine(torch.device("cuda", 0), machine.gpu_bytes, machine.capability)
+    # The finest mesh gives a GPU so many tokens.
+    tiled = TILE if planned.target_length // machine.gpus > TILE else None
+    values = (True, True, tiled, True)
+    settings: dict[str, Any] = {}
+    refusal: RopewalkError | None = None
+    # One process for all dry runs, which is started by the first.
+    with in_own_process():
+        for name, value in zip(SAVINGS, values, strict=True):
+            if value is None:
+                continue
+            settings[name] = value
+            try:
+                refuse_too_large(
+                    _whole(planned, machine.gpus, settings), devices, machine.gpus, machine.memory_bytes
+                )
+            except DoesNotFit as error:
+                refusal = error
+            except RopewalkError:
+                # Such as a config that lacks a size; the run itself says what does not fit.
+                return Training()
+            else:
+                # Checkpointing alone is what a recipe has anyway where rows are long.
+                return Training(settings=settings if len(settings) > 1 else {})
+    tried = f"{', '.join(list(settings)[:-1])} and {list(settings)[-1]}"
+    return Training(f"training all weights does not fit on {gpus_of(machine)}, even with {tried} ({refusal})")
+
+
+def _whole(planned: PlanResult, gpus: int, settings: Mapping[str, Any]) -> Recipe:
+    """A recipe that trains all weights at the target length."""
+    last = planned.stages[-1]
     # One sequence for each process and step, as in the proposed recipe.
-    last = {
+    stage = {
         "context": planned.target_length,
         "steps": 1,
-        "rows_per_step": machine.gpus,
+        "rows_per_step": gpus,
         "learning_rate": 1e-5,
+        "rope": yaml.safe_load(f"{{method: {last.recipe_method}{last.recipe_parameter}}}"),
+        **settings,
     }
-    whole = {
-        "model": planned.config.model,
-        "output": "-",
-        "data": {"sources": [{"path": EMBEDDED}]},
-        "stages": [last | {"gradient_checkpointing": True}],
-    }
-    try:
-        refuse_too_large(
-            Recipe.model_validate(whole),
-            Machine(torch.device("cuda", 0), machine.gpu_bytes, machine.capability),
-            machine.gpus,
-        )
-    except DoesNotFit as error:
-        return f"training all weights does not fit on {gpus_of(machine)} ({error})"
-    except RopewalkError:
-        # Such as a config that lacks a size; the run itself says what does not fit.
-        return None
-    return None
+    return Recipe.model_validate(
+        {
+            "model": planned.config.model,
+            "output": "-",
+            "data": {"sources": [{"path": EMBEDDED}]},
+            "stages": [stage],
+            "lift": planned.advice.lift,
+        }
+    )

@@ -197,8 +197,8 @@ class MeshChoice:
         else:
             needed = f"{known.least / 1e9:,.1f} GB or more"
         return DoesNotFit(
-            f"rows of {context:,} tokens do not fit on {world_size} {_ranks(world_size)}: even with "
-            f"parallel: {mesh.setting}, a rank needs {needed}, but has {memory / 1e9:,.1f} GB, of which "
+            f"rows of {context:,} tokens do not fit on {world_size} {_ranks(world_size)} with the stage's settings: "
+            f"even with parallel: {mesh.setting}, a rank needs {needed}, but has {memory / 1e9:,.1f} GB, of which "
             f"{USABLE * memory / 1e9:,.1f} GB are usable",
             lambda: self.remedy(world_size),
         )

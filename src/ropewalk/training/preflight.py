@@ -43,7 +43,7 @@ from ropewalk.rope import LongRope, RopeMethod
 from ropewalk.rope.target import recommended_base
 from ropewalk.search import Factors, read_factors
 from ropewalk.training.measurement import prompt_suites
-from ropewalk.training.memory_need import Bounds, bounds, keeping_all, may_keep, played_need
+from ropewalk.training.memory_need import USABLE, Bounds, bounds, keeping_all, may_keep, played_need
 from ropewalk.training.mesh_choice import DoesNotFit, MeshChoice
 from ropewalk.training.metrics import require_trackers
 from ropewalk.training.recipe.recipe import Parallel, Precision, Recipe, Stage
@@ -568,8 +568,14 @@ def _chosen(number: int, recipe: Recipe, places: _Places, precision: str) -> Mes
         raise RopewalkError(f"{error}; {error.remedy()}") from error
 
 
-def refuse_too_large(recipe: Recipe, machine: Machine, ranks: int) -> None:
-    """Raise if no mesh of a machine's devices has room for the last stage.
+def refuse_too_large(recipe: Recipe, machine: Machine, ranks: int, host: int) -> None:
+    """Raise if no mesh of a machine's devices, or its CPU's memory, has room for the last stage as it is set.
+
+    Args:
+        recipe: the recipe.
+        machine: the devices.
+        ranks: their number.
+        host: bytes of CPU memory.
 
     Raises:
         DoesNotFit: if none has; the message gives the mesh that comes closest.
@@ -578,7 +584,22 @@ def refuse_too_large(recipe: Recipe, machine: Machine, ranks: int) -> None:
     world, last = World(0, ranks, 0, ranks), len(recipe.stages) - 1
     config = _without_limits(recipe, read_config(resolve_model(recipe.model), recipe.trust_remote_code))
     places = _Places(config, world, machine.device, None, machine)
-    _chosen(last, recipe, places, _precision(recipe.stage(last).precision, recipe, machine.device, world))
+    stage, precision = (
+        recipe.stages[last],
+        _precision(recipe.stage(last).precision, recipe, machine.device, world),
+    )
+    mesh = _chosen(last, recipe, places, precision)
+    if not (stage.offload_activations or stage.offload_optimizer):
+        return
+    resolved = resolve(recipe, world, (mesh, (mesh,) * len(recipe.stages)), range(last, last + 1), machine)
+    resolved = _keeping_where_it_fits(resolved, places, (last,))
+    needed = ranks * played_need(resolved, last).host
+    if needed > USABLE * host:
+        raise DoesNotFit(
+            f"rows of {stage.context:,} tokens do not fit on {ranks} ranks with the stage's settings: they need "
+            f"{needed / 1e9:,.1f} GB of CPU memory, of which {USABLE * host / 1e9:,.1f} GB are usable",
+            lambda: "use a machine with more CPU memory",
+        )
 
 
 def _keeping(stage: ResolvedStage) -> Keeping | None:
