@@ -26,7 +26,7 @@ class PlanKeywords(TypedDict, total=False):
 
     attention_efficiency: float | None
     document_length: str | int | None
-    gpu: Literal["h100", "h200", "a100", "b200", "b300", "mi300x", "4090", "5090", "l40s", "a6000"]
+    gpu: str | Literal["h100", "h200", "a100", "b200", "b300", "mi300x", "4090", "5090", "l40s", "a6000"]
     gpus: int | None
     gpus_per_node: int
     host_memory_gb: float | None

@@ -53,6 +53,8 @@ def test_wrong_values_are_refused(recipe, capsys):
     assert main(["plan", str(recipe), "--gpus", "0"]) == 2
     assert "0" in capsys.readouterr().err
     assert main(["plan", str(recipe), "--gpu", "h101"]) == 2
-    assert "h100" in capsys.readouterr().err
+    assert "--gpu: unknown GPU 'h101'; choose from h100, h200, a100," in capsys.readouterr().err
+    assert main(["plan", "missing.yaml", "--gpu", "RTX 4090"]) == 2
+    assert "GPU" not in capsys.readouterr().err
     assert main(["plan", "missing.yaml"]) == 2
     assert "missing.yaml" in capsys.readouterr().err

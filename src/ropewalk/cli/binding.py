@@ -349,7 +349,8 @@ def _parameter(setting: Setting, group: Group | None) -> inspect.Parameter:
         help=(field.description or "") + (REPEATED if setting.option.repeated else "") + _bounds(field),
         negative=_negative(setting),
         metavar=_metavar(setting),
-        choices=_choices(field.annotation),
+        # A setting with a placeholder of its own accepts other spellings than its choices.
+        choices=None if setting.option.metavar else _choices(field.annotation),
         show=not setting.former,
         show_default=False if setting.required else _default(setting) or False,
         required=setting.required,

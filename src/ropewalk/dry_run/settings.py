@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from ropewalk.io.settings import (
     COMMON,
     DOCUMENTS,
     MODEL_NAME,
     TARGET_LENGTH,
+    TEXT,
     FilePath,
     Length,
     Option,
     Settings,
+    written,
 )
 from ropewalk.planning.settings import RULE
 from ropewalk.planning.sizing.time import GPUS, H100, Cluster
 
-Gpu = Literal["h100", "h200", "a100", "b200", "b300", "mi300x", "4090", "5090", "l40s", "a6000"]
+GpuName = Literal["h100", "h200", "a100", "b200", "b300", "mi300x", "4090", "5090", "l40s", "a6000"]
+
+_NEEDLESS = re.compile(r"nvidia|geforce|tesla|amd|instinct|rtx|sxm\d?|hbm\d?e?|[^a-z0-9]")
+"""Parts of a GPU's name that :data:`GpuName` does without."""
+
+
+@written(TEXT)
+def _gpu(value: Any) -> Any:
+    """The name of a GPU as :data:`GpuName` has it, from usual spellings: ``RTX 4090``, ``H100-80GB``."""
+    if not isinstance(value, str):
+        return value
+    size = re.search(r"\b(\d+) ?gb\b", value.lower())
+    name = _NEEDLESS.sub("", value.lower().replace(size[0], "") if size else value.lower())
+    if name not in GPUS:
+        raise ValueError(
+            f"unknown GPU {value!r}; choose from {', '.join(GPUS)}, or for another one give the nearest with its "
+            "memory (memory_gb) and speed (tflops)"
+        )
+    usual = GPUS[name].bytes_per_rank // 10**9
+    if size and int(size[1]) != usual:
+        raise ValueError(f"{value!r} is planned with {usual} GB; give {name}, and memory_gb {size[1]}")
+    return name
+
+
+Gpu = Annotated[GpuName, BeforeValidator(_gpu), Option(metavar="GPU")]
+"""A GPU of :data:`~ropewalk.planning.sizing.time.GPUS`, in any of its usual spellings."""
 
 
 class HardwareSettings(Settings):
@@ -35,8 +63,9 @@ class HardwareSettings(Settings):
     )
     gpu: Annotated[Gpu, COMMON] = Field(
         default="h100",
-        description="GPU model, with the memory and speed in its data sheet (for NVIDIA's data centers that of the SXM "
-        "version; 80 GB for h100 and a100). For another one, give the nearest and --memory-gb and --tflops.",
+        description=f"GPU model: {', '.join(GPUS)}; case, spaces and dashes do not matter. Memory and speed are those "
+        "in its data sheet (for NVIDIA's data centers of the SXM version; 80 GB for h100 and a100). For another one, "
+        "give the nearest and --memory-gb and --tflops.",
     )
     gpus_per_node: int = Field(
         default=8,
@@ -139,7 +168,8 @@ class InitSettings(Settings):
     )
     gpu: Annotated[Gpu | None, Option(group="The machine that trains")] = Field(
         default=None,
-        description="Its GPU model. Default: h100 with --gpus or --memory-gb, otherwise that of this machine.",
+        description=f"Its GPU model: {', '.join(GPUS)}. Default: h100 with --gpus or --memory-gb, otherwise that of "
+        "this machine.",
     )
     memory_gb: Annotated[float | None, Option(group="The machine that trains")] = Field(
         default=None,
