@@ -5,7 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from ropewalk.reporting.style import base_text, length_text, number_text, share_text, shift_text, tokens_text
+from ropewalk.reporting.style import (
+    MOST_LINES,
+    SERIES,
+    base_text,
+    length_text,
+    number_text,
+    share_text,
+    shift_text,
+    tokens_text,
+)
 
 
 def test_texts_of_numbers_and_shifts() -> None:
@@ -29,3 +38,8 @@ def test_texts_of_lengths_and_bases() -> None:
 )
 def test_a_small_share_is_not_nothing(share: float | None, text: str) -> None:
     assert share_text(share) == text
+
+
+def test_no_two_lines_of_a_figure_share_a_colour_a_dash_or_a_marker() -> None:
+    assert len(SERIES) == MOST_LINES == 8
+    assert [len(set(kind)) for kind in zip(*SERIES, strict=True)] == [8, 8, 8]

@@ -24,14 +24,23 @@ PANEL_CHARACTERS = 24
 # Darkened from Okabe and Ito's palette: distinct for readers with any colour vision, and by lightness in grey.
 GREY, BLUE, VERMILION, GREEN = COLOURS = ("#7a7a7a", "#0b4f8a", "#d55e00", "#009e73")
 LINE_COLOURS = (BLUE, VERMILION, GREEN, GREY, "#8a4b8f", "#111111", "#a6761d", "#3f7f93")
-DASHES = ("--", "-", "-.", ":")
 LINE_DASHES = ("-", "--", "-.", ":")
 HATCHES = ("///", "", "...", "xxx")
 BAR_HATCHES = ("", "///", "...", "xxx")
 FILLS = ("white", "#9cc3e4", "white", "white")
 """Light enough for an error bar to be visible on a bar."""
-MARKERS = ("s", "o", "^", "D")
 LINE_MARKERS = ("o", "^", "D", "s", "v", "P", "X", "*")
+SERIES = (
+    (GREY, "--", "s"),
+    (BLUE, "-", "o"),
+    (VERMILION, "-.", "^"),
+    (GREEN, ":", "D"),
+    (LINE_COLOURS[4], (0, (8, 2)), "v"),
+    (LINE_COLOURS[5], (0, (1, 4)), "P"),
+    (LINE_COLOURS[6], (0, (6, 1.5, 1, 1.5, 1, 1.5)), "X"),
+    (LINE_COLOURS[7], (0, (2.5, 1.2)), "*"),
+)
+"""Colour, dash and marker of each line of one figure; none of them occurs twice."""
 CARET_LEFT, CARET_UP = 4, 6
 """Markers whose tip is at the point."""
 INK = "#333333"

@@ -247,6 +247,15 @@ def test_eight_models_can_be_told_apart_without_colour() -> None:
     assert len({line.colour for line in found}) == 8
 
 
+def test_eight_cells_have_different_steps_by_position() -> None:
+    series = {str(n): [perplexity([5.0 + n, 7.0 + n], [0, 128, 256])] for n in range(8)}
+    panel = only(positions(series=series))
+    assert len({each.get_edgecolor() for each in panel.patches}) == 8
+    assert len({str(each.get_linestyle()) for each in panel.patches}) == 8
+    with pytest.raises(RopewalkError, match="at most 8 series, got 9"):
+        positions(series=series | {"8": series["0"]})
+
+
 def test_each_task_has_a_panel_and_the_overall_score_the_last() -> None:
     figure = tasks(results=ruler())
     by_task = {panel.get_title(): panel for panel in panels(figure)}

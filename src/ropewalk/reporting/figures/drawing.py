@@ -448,10 +448,9 @@ def area(
 
 
 def series_look(number: int, count: int, **changes: Any) -> Options:
-    """Options of one of up to four lines. A single one gets the strong colour and is solid."""
-    number = (1 if count == 1 else number) % 4
-    given = {"colour": style.COLOURS[number], "dash": style.DASHES[number], "marker": style.MARKERS[number]}
-    return look(**{**given, **changes})
+    """Options of one of up to eight lines. A single one gets the strong colour and is solid."""
+    colour, dash, marker = style.SERIES[1 if count == 1 else number]
+    return look(**{"colour": colour, "dash": dash, "marker": marker, **changes})
 
 
 def series_area(number: int, count: int) -> Options:

@@ -105,7 +105,7 @@ def score_figure(
         limits = _score_scales(axes, lengths, own, MOST_LENGTHS, "length (tokens)", PERCENT, 110)
         for number, (name, scores) in enumerate(_by_model(own, models).items()):
             key = name if len(models) > 1 else ""
-            _draw_line(axes, _by_length(scores), _line_look(number, len(models)), key, direct)
+            _draw_line(axes, _by_length(scores), series_look(number, len(models)), key, direct)
         # With several series, a note could not say whose score is missing; the caption does.
         if len(models) == 1:
             _note_not_run(axes, own, 9)
@@ -234,6 +234,7 @@ def perplexity_figure(rows: Rows, trained_length: int | None = None, title: str 
     cells = [row for own in series.values() for row in own]
     if not any(map(_is_known, cells)):
         raise RopewalkError("there is no finite perplexity to draw")
+    check_count("perplexity", len(series), style.MOST_LINES)
     edges = sorted({edge for row in cells for edge in row.cell or ()})
     (axes,) = canvas()
     left_end = _position_scale(axes, edges)
@@ -583,14 +584,6 @@ def _band_of(row: ScoreRow) -> Interval:
     """The interval to draw; none if it is the whole scale, because a band from 0 to 100 looks like a score of 100."""
     low, high = row.ci95
     return NO_INTERVAL if row.unit == "percent" and low <= 0 and high >= 100 else row.ci95
-
-
-def _line_look(number: int, count: int) -> Options:
-    """Options of one of up to eight lines, each with its own marker."""
-    if number < style.MOST_SERIES:
-        return series_look(number, count, **({"marker": "o"} if count == 1 else {}))
-    dash = style.DASHES[number % len(style.DASHES)]
-    return look(style.LINE_COLOURS[number], dash, style.LINE_MARKERS[number])
 
 
 def _note_not_run(axes: Axes, rows: Rows, size: float) -> None:
