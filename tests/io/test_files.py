@@ -4,6 +4,8 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from ropewalk.io.files import (
     parse_json,
     plain_name,
     remove_left_overs,
+    room_for,
     write_json,
 )
 from ropewalk.models.config.file import read_config_file
@@ -154,3 +157,24 @@ def test_a_folder_that_cannot_be_cleared_is_named(tmp_path, monkeypatch):
 def test_a_model_without_a_name_is_refused():
     with pytest.raises(RopewalkError, match="the name of the model is empty"):
         check_model_place("")
+
+
+def test_what_takes_more_than_the_disk_has_is_refused_and_what_is_large_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def usage(place: Path) -> Any:
+        asked.append(place)
+        return SimpleNamespace(free=5 * 10**9)
+
+    monkeypatch.setattr("ropewalk.io.files.shutil.disk_usage", usage)
+    new = tmp_path / "new" / "deep"
+    assert room_for(new, 10**9 - 1, "rows") is None
+    assert room_for(new, 5 * 10**9, "rows") == f"rows take 5.0 GB in {new}, whose disk has 5.0 GB left"
+    with pytest.raises(
+        RopewalkError, match=r"^rows take 5\.1 GB, but the disk of .*deep has only 5\.0 GB left; free"
+    ):
+        room_for(new, 51 * 10**8, "rows")
+    # The folder is not there yet, so that its disk is that of the one above.
+    assert set(asked) == {tmp_path}

@@ -145,7 +145,7 @@ def pack(config: PackConfig, context: RunContext) -> PackResult:
     # Asked before packing, after which the folder is packed in any case.
     reused = is_packed(folder)
     with _progress(context) as (read, written):
-        made = pack_rows(config, folder, progress=read, written=written)
+        made = pack_rows(config, folder, progress=read, written=written, note=context.rank_0_reporter.note)
     return PackResult(made.folder, reused, made.manifest)
 
 

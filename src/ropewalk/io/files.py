@@ -316,6 +316,40 @@ def check_writable(path: Path) -> None:
         pass
 
 
+SAID_FROM = 10**9
+"""Bytes from which a command says what it will write."""
+
+
+def room_for(folder: Path, needed: int, what: str) -> str | None:
+    """Say how much of a disk will be used, before the work whose result it receives.
+
+    Args:
+        folder: where files will be written; it need not exist yet.
+        needed: bytes.
+        what: what takes them, in the plural.
+
+    Returns:
+        A sentence without its full stop; None below ``SAID_FROM``.
+
+    Raises:
+        RopewalkError: if the disk has less.
+    """
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise RopewalkError(
+            f"{what} take {_amount(needed)}, but the disk of {folder} has only {_amount(free)} left; free some space, "
+            "or choose a folder on another disk"
+        )
+    if needed < SAID_FROM:
+        return None
+    return f"{what} take {_amount(needed)} in {folder}, whose disk has {_amount(free)} left"
+
+
+def _amount(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= SAID_FROM else f"{size / 1e6:,.1f} MB"
+
+
 def json_fault(error: Exception) -> str:
     """What is wrong with a JSON document, from an error of ``json.loads``."""
     if isinstance(error, RecursionError):

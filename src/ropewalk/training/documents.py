@@ -381,7 +381,9 @@ def _rows(resolved: ResolvedRecipe, context: RunContext, number: int, held_out: 
 
     with reporter.bar(f"stage {number + 1} data", None) as advance:
         config = _pack_config(resolved, data, number, withheld)
-        rows = prepare_rows(config, _cache(data, context), tokenizer=resolved.tokenizer, progress=progress)
+        rows = prepare_rows(
+            config, _cache(data, context), tokenizer=resolved.tokenizer, progress=progress, note=reporter.note
+        )
     if not made:
         # The rows come from a cache that another run filled, so their digests must be verified.
         open_rows(rows.folder, verify=True)

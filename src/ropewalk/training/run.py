@@ -17,10 +17,13 @@ import torch
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest
-from ropewalk.io.files import write_json
+from ropewalk.io.files import room_for, write_json
 from ropewalk.io.settings import deciding
 from ropewalk.models.checkpoint.digest import model_digest
+from ropewalk.models.config.file import read_model_config
+from ropewalk.models.config.parameters import count_parameters
 from ropewalk.parallel.context import RunContext
+from ropewalk.planning.sizing.model_shape import MASTER_BYTES
 from ropewalk.rope import LongRope
 from ropewalk.runs import Runner, State, Step, Work, opened
 from ropewalk.runs.store import EARLIER
@@ -182,6 +185,8 @@ def _taken_up(recipe: Recipe, context: RunContext | None, resume: bool, stages: 
             run.loaded.append(load_for_run(run.resolved, run.context, run.resolved.model))
         run.runner.run(packing, run.todo)
         refuse_too_little(run)
+        if not has_trained_all(run) and (said := world.on_rank_0(lambda: _room_for_checkpoints(run))):
+            reporter.note(said)
         # Only after all checks: a run that is refused leaves its results where they were.
         set_aside(run)
         world.on_rank_0(lambda: write_start(run))
@@ -192,6 +197,18 @@ def _taken_up(recipe: Recipe, context: RunContext | None, resume: bool, stages: 
             plain = recipe.model_dump(mode="json")
             run.metrics.listener = held.enter_context(tracking(recipe.trackers, output / "trackers", plain))
         yield run
+
+
+def _room_for_checkpoints(run: Run) -> str | None:
+    """How much the checkpoints will take that are not there yet: weights and AdamW's moments; None if it is little."""
+    if run.recipe.adapter is not None:
+        return None
+    there = len(list((run.output / CHECKPOINTS).glob("*-step*")))
+    # One more than are kept, because the oldest goes when the newest is complete.
+    waiting = max(1, run.recipe.checkpoints.keep + 1 - there)
+    parameters = count_parameters(read_model_config(run.resolved.model)) or 0
+    size = 3 * MASTER_BYTES * parameters
+    return room_for(run.output, waiting * size, f"{waiting} checkpoints of {size / 1e9:,.3g} GB each")
 
 
 def _steps(run: Run) -> tuple[list[Step], list[Step]]:

@@ -3,6 +3,7 @@
 import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -283,3 +284,17 @@ def test_rows_without_chosen_tokens_have_the_digest_of_earlier_versions(
     assert [row.input_ids.tolist() for row in named] == [
         row.input_ids.tolist() for row in prepare(corpus, tokenizer)
     ]
+
+
+def test_rows_that_the_disk_has_no_room_for_are_refused_before_they_are_written(
+    corpus: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 4 * SETTINGS.context * len(prepare(corpus, tokenizer))
+    free = [needed - 1]
+    monkeypatch.setattr("ropewalk.io.files.shutil.disk_usage", lambda place: SimpleNamespace(free=free[0]))
+    elsewhere = corpus.parent / "elsewhere"
+    with pytest.raises(RopewalkError, match=r"the rows that are not written yet take .* MB, but the disk of"):
+        prepare(corpus, tokenizer, cache_dir=elsewhere)
+    assert not list(elsewhere.rglob("rows-*"))
+    free[0] = needed
+    assert len(prepare(corpus, tokenizer, cache_dir=elsewhere)) * SETTINGS.context * 4 == needed

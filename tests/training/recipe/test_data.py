@@ -228,3 +228,19 @@ def test_an_anchor_without_its_pattern_is_refused(values: dict[str, Any]) -> Non
         RopewalkError, match=r"data\.anchor_token is </s>, but no stage has the pattern anchor"
     ):
         recipe_of({**values, "data": {**values["data"], "anchor_token": "</s>"}, "stages": stages})
+
+
+def test_the_disk_that_checkpoints_take_is_that_of_their_files(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr("ropewalk.training.run.room_for", lambda *arguments: asked.append(arguments))
+    stages = [{**STAGE, "steps": 1}]
+    checkpoints = {"every": 1, "keep": 3}
+    extend(recipe_of({**values, "stages": stages, "checkpoints": checkpoints, "evaluation": {"suites": []}}))
+    ((folder, needed, what),) = asked
+    assert (str(folder), what.split(" of ")[0]) == (values["output"], "4 checkpoints")
+    (written,) = (folder / "checkpoints").iterdir()
+    tensors = sum(path.stat().st_size for path in written.glob("*.safetensors"))
+    # Beside the numbers, the two files have headers of a few thousand bytes.
+    assert 0 <= tensors - needed / 4 < 2**16

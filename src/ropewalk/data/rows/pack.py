@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,12 @@ class _Job:
 
 
 def prepare_rows(
-    config: PackConfig, cache_dir: str | Path, *, tokenizer: Any = None, progress: Progress | None = None
+    config: PackConfig,
+    cache_dir: str | Path,
+    *,
+    tokenizer: Any = None,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> PackedRows:
     """Pack rows into a cache, or open them if the cache already contains them.
 
@@ -90,13 +95,14 @@ def prepare_rows(
         cache_dir: folder of the cache; created if missing.
         tokenizer: the config's tokenizer, if it is already loaded.
         progress: called with the numbers of documents and tokens so far; not called if the rows exist.
+        note: called with a sentence on the disk that large rows will take.
 
     Raises:
         RopewalkError: as in :func:`pack_rows`.
     """
     cache = Path(cache_dir).expanduser()
     job = _job(config.alone(), tokenizer, cache)
-    return _pack(job, cache / job.depends["digest"], cache / "tokens", progress, None)
+    return _pack(job, cache / job.depends["digest"], cache / "tokens", progress, None, note)
 
 
 def held_out_texts(
@@ -135,6 +141,7 @@ def pack_rows(
     tokenizer: Any = None,
     progress: Progress | None = None,
     written: Writing | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> PackedRows:
     """Read, tokenise, mix and pack documents into a folder, resuming an interrupted call.
 
@@ -147,6 +154,7 @@ def pack_rows(
         tokenizer: the config's tokenizer, if it is already loaded.
         progress: called with the numbers of documents and tokens so far.
         written: called with the number of rows on disk, and their total.
+        note: called with a sentence on the disk that large rows will take.
 
     Raises:
         RopewalkError: for invalid sources or settings, if the tokens do not fill one row, if a file changes while it
@@ -155,7 +163,7 @@ def pack_rows(
     folder = Path(folder).expanduser()
     store = config.work.token_store
     tokens = folder / WORK / "tokens" if store is None else store.expanduser()
-    return _pack(_job(config, tokenizer, folder, tokens), folder, tokens, progress, written)
+    return _pack(_job(config, tokenizer, folder, tokens), folder, tokens, progress, written, note)
 
 
 def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
@@ -220,13 +228,18 @@ def refuse_cut_chats(policies: RowPolicies) -> None:
 
 
 def _pack(
-    job: _Job, folder: Path, tokens: Path, progress: Progress | None, written: Writing | None
+    job: _Job,
+    folder: Path,
+    tokens: Path,
+    progress: Progress | None,
+    written: Writing | None,
+    note: Callable[[str], None] | None,
 ) -> PackedRows:
     if is_packed(folder) and begin(folder, job.depends):
         return open_rows(folder)
     # Connected before the folder is begun, so that a cluster that cannot take part leaves nothing behind.
     with _executor(job.config.work, [folder, tokens]) as executor:
-        return _pack_on(executor, job, folder, tokens, progress, written)
+        return _pack_on(executor, job, folder, tokens, progress, written, note)
 
 
 @contextmanager
@@ -247,6 +260,7 @@ def _pack_on(
     tokens: Path,
     progress: Progress | None,
     written: Writing | None,
+    note: Callable[[str], None] | None,
 ) -> PackedRows:
     config, tokenizer = job.config, job.tokenizer
     if begin(folder, job.depends):
@@ -276,7 +290,7 @@ def _pack_on(
         }
         writer = RowsWriter(folder, manifest, row_files(packed))
         try:
-            return write_rows(writer, packed, corpus, validation, config.work, executor, written)
+            return write_rows(writer, packed, corpus, validation, config.work, executor, written, note)
         finally:
             corpus.close()
     except (OSError, RopewalkError):

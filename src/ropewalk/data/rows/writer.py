@@ -35,7 +35,7 @@ from ropewalk.data.tokens.chat import token_ids
 from ropewalk.data.tokens.corpus import Corpus, TokenReader
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, damage, digest
-from ropewalk.io.files import parse_json, remove_left_overs, write_json, writing
+from ropewalk.io.files import parse_json, remove_left_overs, room_for, write_json, writing
 from ropewalk.runs.identity import Difference, refuse_other
 from ropewalk.runs.tasks import Executor, Processes, own_first, run_tasks
 
@@ -46,6 +46,8 @@ most that a killed run repeats."""
 BATCH_TOKENS = 1 << 20
 """Tokens that are assembled in memory before they are written."""
 
+ID_BYTES = np.dtype(np.int32).itemsize
+"""Bytes of a token of a row on disk."""
 PROCESS_TOKENS = 1 << 22
 """Tokens of rows for which it is worth to start another process."""
 
@@ -268,9 +270,14 @@ def write_rows(
     work: WorkSettings,
     executor: Executor | None,
     written: Writing | None,
+    note: Callable[[str], None] | None = None,
 ) -> PackedRows:
     """Write the files that are missing, this machine's share before those of others, and complete the folder."""
     folder, done = writer.folder, 0
+    waiting = sum(rows for name, rows in writer.files if writer.committed(name) is None)
+    said = room_for(folder, waiting * packed.settings.context * ID_BYTES, "the rows that are not written yet")
+    if said is not None and note is not None:
+        note(said)
     firsts = [0, *accumulate(rows for _, rows in writer.files)]
     if not writer.intact(VALIDATION):
         columns = {"input_ids": INT32_LIST, "source": STRING}
@@ -296,8 +303,7 @@ def write_rows(
         return writer.committed(part[0]) is not None or is_packed(folder)
 
     if executor is None:
-        rows = sum(rows for name, rows in writer.files if writer.committed(name) is None)
-        worth = -(-rows * packed.settings.context // PROCESS_TOKENS)
+        worth = -(-waiting * packed.settings.context // PROCESS_TOKENS)
         executor = Processes(min(processes(work.workers), worth or 1))
     # Absolute, because a task may have another working directory.
     shared = (replace(writer, folder=folder.absolute()), corpus.reader)
