@@ -169,6 +169,9 @@ def test_words_count_only_when_they_are_asked_for_and_the_report_says_so(
         estimates += [json.loads(line)["prompt_tokens"] for line in lines]
         page = html.unescape((out / name / "report.html").read_text())
         assert "Lengths are approximate" in page
+        assert re.search(
+            r"Tokens</\w+>\s*<\w+>tokens are estimated from words, as --tokenizer words says", page
+        )
     # A byte is a token of this server; estimates are scaled by its count of one prompt.
     texts = [each.get("prompt") or each["messages"][0]["content"] for each in server.requests]
     assert len(texts) == len(estimates) == 4

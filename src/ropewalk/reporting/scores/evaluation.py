@@ -270,6 +270,8 @@ def _fact(key: str, value: Any) -> str:
     """Format a value of the record as text. Untrusted text is shortened and made safe to show."""
     if key == "lengths" and isinstance(value, Sequence) and not isinstance(value, str):
         words = ", ".join(format_length(each) if isinstance(each, int) else str(each) for each in value)
+    elif key == "tokens":
+        words = str(value["source"])
     elif key == "checkpoints":
         words = ", ".join(str(each["name"]) for each in value)
     elif isinstance(value, Mapping):
