@@ -14,7 +14,7 @@ from ropewalk.evaluation.backends import http_limits
 from ropewalk.evaluation.backends.http_limits import limited, within
 from ropewalk.evaluation.backends.responses import FaultError
 from tests.completion_server import CompletionServer, Reply, completion
-from tests.evaluation.backends.server_cases import always, backend, backend_at, requests_of
+from tests.evaluation.backends.server_cases import KEY, always, backend, backend_at, requests_of
 
 TIMEOUT = 0.3
 
@@ -151,6 +151,14 @@ def test_a_body_of_any_status_and_path_is_limited(monkeypatch: pytest.MonkeyPatc
         pytest.raises(RopewalkError, match="longer than 0 MiB"),
     ):
         backend(server).check()
+
+
+def test_a_key_in_what_is_no_http_is_not_repeated() -> None:
+    with Raw("/completions", lambda: iter([f"{KEY} is no status line\r\n\r\n".encode()])) as server:
+        asked = backend_at(server.url, api_key=KEY, retries=0, backoff=0.0)
+        with pytest.raises(RopewalkError, match=r"\*\*\* is no status line") as caught:
+            asked.check()
+    assert KEY not in str(caught.value)
 
 
 def test_a_call_returns_or_raises_in_time() -> None:
