@@ -39,7 +39,9 @@ def init(settings: InitSettings, *, as_json: JsonFlag = False) -> None:
         *(("warning", line) for line in found.warnings),
         ("next", found.next_commands),
     ):
-        results().say(f"{name:8} {value}")
+        line = f"{name:8} {value}"
+        # Commands and paths stay whole, to be copied.
+        (results().say if name in ("recipe", "next") else results().prose)(line)
 
 
 app = make_command(

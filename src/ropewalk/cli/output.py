@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from ropewalk.reporting.tables import Part
 
 R = TypeVar("R", bound="Result")
+
+_REMARK = re.compile(r"(note|warning|stage \d+): |- ")
+"""Beginning of a line that is a sentence even without a full stop."""
 
 JsonFlag = Annotated[
     bool, Field(description="Print only the result, as JSON, to stdout."), Option(name="--json")
@@ -180,7 +184,7 @@ def show(parts: Iterable[Part]) -> None:
     for part in parts:
         if isinstance(part, str):
             # A line that is a path or a command stays whole, to be copied.
-            (console.prose if part.endswith(".") or part.startswith("note: ") else console.say)(part)
+            (console.prose if part.endswith(".") or _REMARK.match(part) else console.say)(part)
         elif isinstance(part, ResultTable):
             print_whole(part.rich())
         else:
