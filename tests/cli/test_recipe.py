@@ -83,3 +83,11 @@ def test_mistakes_end_with_status_2_and_one_sentence(capsys):
         error = capsys.readouterr().err
         assert sentence in " ".join(error.split())
         assert error.count("error:") == 1
+
+
+def test_a_check_is_for_the_gpus_that_are_named(capsys):
+    there = ["--gpus", "1", "--gpu", "a6000", "--memory-gb", "0.001"]
+    assert program.main(["recipe", "check", "demo", *there]) == 2
+    shown, error = capsys.readouterr()
+    assert "warning: " in shown
+    assert "not ready to run there; missing: memory for stages.0" in " ".join(error.split())

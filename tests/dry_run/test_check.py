@@ -8,6 +8,7 @@ import torch
 from ropewalk import RopewalkError
 from ropewalk.dry_run import check as module
 from ropewalk.dry_run.check import check
+from ropewalk.dry_run.settings import TrainingMachine
 from ropewalk.training import load_recipe
 from ropewalk.training.preflight import resolve
 from tests.dry_run.cases import model_folder
@@ -75,7 +76,7 @@ def test_a_recipe_that_this_machine_has_no_memory_for_is_not_ready(monkeypatch):
     assert not found.ready
     assert found.missing == (
         "memory for stages.0: a step takes 0.02 GB or more, but a run on this machine may fill 0.02 GB of its CPU; "
-        "ropewalk plan says what others take",
+        "--gpus and --gpu check for another machine, and ropewalk plan says what others take",
     )
     # A stage without steps takes no memory.
     searched = ["stages.0.steps=0", "stages.0.rope={method: longrope, search: {}}", "stages.0.warmup_steps=0"]
@@ -86,8 +87,33 @@ def test_the_gpus_of_a_machine_share_what_a_step_takes(monkeypatch):
     on_gpu = replace(resolve(load_recipe("demo")), device=torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(module, "device_bytes", lambda device: NEEDED // 8 + 1)
-    assert list(module._missing_memory(on_gpu)) == []
+    assert list(module._missing_memory(on_gpu, None)) == []
     monkeypatch.setattr(module, "device_bytes", lambda device: NEEDED // 8 - 1)
-    (line,) = module._missing_memory(on_gpu)
+    (line,) = module._missing_memory(on_gpu, None)
     assert line.startswith("memory for stages.0: a step takes 0.02 GB or more")
-    assert "0.02 GB of its 8 GPUs; ropewalk plan" in line
+    assert "0.02 GB of its 8 GPUs; --gpus and --gpu check" in line
+
+
+def test_a_recipe_is_checked_for_the_gpus_that_are_named(tmp_path):
+    own = [f"model={model_folder(tmp_path / 'model')}", "data.sources=[embedded]", "stages.0.context=1k"]
+    found = check(load_recipe("demo", own), TrainingMachine(gpus=2, gpu="h100"))
+    assert any(line.startswith("2 processes: ") for line in found.resolved)
+    assert not any(line.startswith("memory") for line in found.missing)
+    # What the stages ask for is compared with those GPUs, and with no processes of this machine.
+    asked = load_recipe("demo", [*own, "parallel={sequence: 4}"])
+    assert any("4 processes" in line for line in check(asked, TrainingMachine(gpus=4)).resolved)
+    with pytest.raises(RopewalkError, match=r"{sequence: 4} needs 4 ranks, but 2"):
+        check(asked, TrainingMachine(gpus=2))
+    for recipe in (load_recipe("demo", own), asked):
+        tiny = check(recipe, TrainingMachine(gpus=4, memory_gb=0.0001))
+        assert not tiny.ready
+        assert any(line.startswith("memory") for line in tiny.missing)
+
+
+def test_documents_that_are_short_or_few_are_warned_of(tmp_path):
+    (tmp_path / "a.txt").write_text("a few words")
+    short, few = check(load_recipe("demo", [f"data.sources=[{tmp_path / 'a.txt'}]"])).warnings
+    assert short.startswith("None of these documents reaches 1,024 tokens")
+    assert "tokens are few: published runs" in few
+    # Nothing is downloaded to look at it.
+    assert check(load_recipe("demo", ["data.sources=['hf:owner/name', embedded]"])).warnings == ()

@@ -15,9 +15,9 @@ from tests.dry_run.proposal_cases import LONG, PLANS, asked, records
 
 
 def test_a_named_machine_has_the_defaults_of_a_plan() -> None:
-    machine = named_machine(asked(PLANS["qwen3-8b"], memory_gb=40))
+    machine = named_machine(asked(PLANS["qwen3-8b"], memory_gb=40).hardware)
     assert (machine.named, machine.gpus, machine.gpu_bytes) == ("h100", 8, 40 * 10**9)
-    assert not asked(PLANS["qwen3-8b"]).for_another_machine
+    assert asked(PLANS["qwen3-8b"]).hardware is None
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_all_weights_are_trained_if_a_setting_that_a_plan_would_try_makes_room(
     for module in (mesh_choice, preflight):
         monkeypatch.setattr(module, "played_need", need)
     settings = asked(planned, gpus=1, gpu="mi300x")
-    machine = named_machine(settings)
+    machine = named_machine(settings.hardware)
     found = training_on(machine, planned)
     assert found.adapter is None
     assert found.settings == {
@@ -120,7 +120,7 @@ def test_the_machine_that_trains_can_be_named(tmp_path: Path, monkeypatch: pytes
     found = {}
     for gpus, gpu in ((8, "h100"), (1, "4090")):
         settings = asked(planned, gpus=gpus, gpu=gpu, out=Path("r.yaml"))
-        machine = named_machine(settings)
+        machine = named_machine(settings.hardware)
         assert (machine.gpus, machine.gpu_bytes) == (gpus, GPUS[gpu].bytes_per_rank)
         found[gpu] = recipe_of(settings, planned, documents, machine, training_on(machine, planned).adapter)
     assert parse_recipe(found["h100"], "x").adapter is None

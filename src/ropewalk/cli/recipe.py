@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group
-from ropewalk.cli.output import JsonFlag, print_json, show, show_result
+from ropewalk.cli.output import JsonFlag, print_json, run_context, show, show_result
+from ropewalk.dry_run.settings import TrainingMachine
 from ropewalk.io.settings import RECIPE_NAME, Overrides
 from ropewalk.recipes import head_of, recipe_text, schema_text, shipped_recipes
 
@@ -44,6 +45,7 @@ def schema_command() -> None:
 
 def check_command(
     recipe: Annotated[str, Field(description=f"{RECIPE_NAME}.")],
+    machine: TrainingMachine,
     *,
     overrides: Overrides = (),
     as_json: JsonFlag = False,
@@ -52,17 +54,19 @@ def check_command(
 
     Checks the recipe's keys and values. If the model is on this machine, also checks everything that a run checks
     before it trains. Downloads and writes nothing. Exits with status 2 if the recipe is wrong, names documents or a
-    model that a run would not find, or needs more memory than this machine has.
+    model that a run would not find, or needs more memory than the machine that trains has: this one, or the GPUs that
+    --gpus and --gpu name.
     """
     from ropewalk.dry_run.check import check
     from ropewalk.errors import RopewalkError
     from ropewalk.reporting.recipes import describe_check
     from ropewalk.training import load_recipe
 
-    result = check(load_recipe(recipe, list(overrides)))
+    result = check(load_recipe(recipe, list(overrides)), machine, run_context())
     show_result(result, as_json, lambda found: describe_check(found, recipe))
     if not result.ready:
-        raise RopewalkError(f"the recipe is not ready to run here; missing: {'; '.join(result.missing)}")
+        where = "here" if machine.hardware is None else "there"
+        raise RopewalkError(f"the recipe is not ready to run {where}; missing: {'; '.join(result.missing)}")
 
 
 app = make_group(
@@ -72,8 +76,6 @@ app = make_group(
         make_command(list_command, "list", "ropewalk recipe list"),
         make_command(show_command, "show", "ropewalk recipe show demo > my-recipe.yaml"),
         make_command(schema_command, "schema", "ropewalk recipe schema > recipe.schema.json"),
-        make_command(
-            check_command, "check", "ropewalk recipe check my-recipe.yaml --set stages.0.context=64k"
-        ),
+        make_command(check_command, "check", "ropewalk recipe check my-recipe.yaml --gpus 8 --gpu h100"),
     ],
 )

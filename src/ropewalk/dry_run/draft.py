@@ -11,7 +11,7 @@ from typing import Any
 
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.tokens.special_ids import Doubt, TokenUse
-from ropewalk.dry_run.facts import DocumentFacts, MachineFacts, gpus_of
+from ropewalk.dry_run.facts import DocumentFacts, MachineFacts, document_warnings, gpus_of
 from ropewalk.dry_run.run import SAVINGS
 from ropewalk.dry_run.settings import InitSettings
 from ropewalk.errors import RopewalkError
@@ -124,7 +124,7 @@ class Draft:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Why a run of the recipe would teach little, or would not end."""
-        return (*self._short(), *self._few(), *map(str, self.doubts), *self._no_gpu(), *self._too_large())
+        return (*self._of_documents(), *map(str, self.doubts), *self._no_gpu(), *self._too_large())
 
     @property
     def next_commands(self) -> str:
@@ -182,7 +182,7 @@ class Draft:
                 yield (
                     f"  # Only these were counted: raise steps below for more than {found.tokens:,} tokens."
                 )
-        yield from (f"  # {line}" for line in (*self._short(), *self._few()))
+        yield from (f"  # {line}" for line in self._of_documents())
         yield from (f"  # {line}." for line in self.remarks)
         yield "  sources:"
         for each in sources:
@@ -258,26 +258,9 @@ class Draft:
 
     # What is doubtful.
 
-    def _short(self) -> Iterator[str]:
-        """A warning if no document is as long as what the model is to learn to read."""
-        found, target = self.documents, self.planned.target_length
-        if found is None or found.longest >= target:
-            return
-        which = "these documents" if found.complete else f"the first {found.read:,} documents"
-        yield (
-            f"None of {which} reaches {target:,} tokens (the longest has about {found.longest:,}), so the model will "
-            "see no dependencies as long as the target."
-        )
-
-    def _few(self) -> Iterator[str]:
-        """A warning if published runs took many more tokens than there are."""
-        found = self.documents
-        least, most = self.practice.least_tokens, self.practice.most_tokens
-        if found is not None and found.complete and found.tokens < least:
-            yield (
-                f"About {found.tokens:,} tokens are few: published runs of finished models of about this size took "
-                f"{least:,} to {most:,}."
-            )
+    def _of_documents(self) -> Iterator[str]:
+        """Warnings that the documents are short or few."""
+        return document_warnings(self.documents, self.planned.target_length, self.practice)
 
     def _no_gpu(self) -> Iterator[str]:
         """A warning if this machine has no GPU; the recipe is for another one if the training does not even fit."""

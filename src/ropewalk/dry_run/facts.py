@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from ropewalk.data.read.first_lengths import first_lengths
 from ropewalk.data.read.records import NoTextFieldError
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.tokens.tokenise import lacks_tokenizer
-from ropewalk.dry_run.settings import InitSettings
+from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.models.checkpoint.weights import weight_files
 from ropewalk.parallel.context import RunContext
-from ropewalk.planning.sizing.time import GPUS
+from ropewalk.planning.practice import Practice
 
 MOST_PARTS = 20
 """Most files or folders of a folder that are named as possible sources."""
@@ -142,6 +142,29 @@ def look_at(specs: Sequence[SourceSpec], tokenizer: Any, context: RunContext) ->
     return DocumentFacts(len(lengths), complete, int(sum(lengths)), int(max(lengths, default=0)))
 
 
+def document_warnings(found: DocumentFacts | None, target: int, practice: Practice) -> Iterator[str]:
+    """Why training on the documents would teach little: none is as long as the target, or published runs took more.
+
+    Args:
+        found: what was seen of the documents; None if there are none.
+        target: tokens of a row of the last stage.
+        practice: what published runs of such models took.
+    """
+    if found is None:
+        return
+    if found.longest < target:
+        which = "these documents" if found.complete else f"the first {found.read:,} documents"
+        yield (
+            f"None of {which} reaches {target:,} tokens (the longest has about {found.longest:,}), so the model will "
+            "see no dependencies as long as the target."
+        )
+    if found.complete and found.tokens < practice.least_tokens:
+        yield (
+            f"About {found.tokens:,} tokens are few: published runs of finished models of about this size took "
+            f"{practice.least_tokens:,} to {practice.most_tokens:,}."
+        )
+
+
 def this_machine() -> MachineFacts:
     """Cores and GPUs of this machine."""
     import torch
@@ -153,17 +176,15 @@ def this_machine() -> MachineFacts:
     return MachineFacts(os.cpu_count() or 1, gpus, int(memory), device_bytes(torch.device("cpu")))
 
 
-def named_machine(settings: InitSettings) -> MachineFacts:
-    """The machine that the settings name, with what data sheets say of its GPUs."""
-    name = settings.gpu or "h100"
-    known = GPUS[name]
-    memory = known.bytes_per_rank if settings.memory_gb is None else int(settings.memory_gb * 1e9)
+def named_machine(hardware: HardwareSettings) -> MachineFacts:
+    """A machine of these GPUs, with what data sheets say of them."""
+    known = hardware.cluster
     return MachineFacts(
         os.cpu_count() or 1,
-        settings.gpus or known.ranks_per_node,
-        memory,
+        hardware.gpus or known.ranks_per_node,
+        known.bytes_per_rank,
         known.host_bytes,
-        name,
+        hardware.gpu,
         known.capability,
     )
 

@@ -27,7 +27,7 @@ from ropewalk.dry_run.facts import (
 )
 from ropewalk.dry_run.run import SAVINGS, PlannedRun, PlannedStage, plan_here
 from ropewalk.dry_run.run import plan as plan_recipe
-from ropewalk.dry_run.settings import HardwareSettings, InitSettings
+from ropewalk.dry_run.settings import InitSettings
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.io.files import write_text
 from ropewalk.io.lengths import duration
@@ -91,7 +91,7 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
     if not any(each.startswith("a tokenizer") for each in missing):
         tokenizer = load_tokenizer(str(resolve_model(settings.model)), planned.config.vocab_size)
     documents = look_at(sources, tokenizer, context) if sources else None
-    machine = named_machine(settings) if settings.for_another_machine else this_machine()
+    machine = this_machine() if settings.hardware is None else named_machine(settings.hardware)
     training = training_on(machine, planned)
     adapter = training.adapter
     practice = practice_for(count_parameters(planned.config), adapter is not None)
@@ -137,11 +137,9 @@ def _checked(draft: Draft) -> Recipe:
 
 def _dry_run(recipe: Recipe, settings: InitSettings, context: RunContext) -> PlannedRun:
     """The recipe on the machine that trains."""
-    if not settings.for_another_machine:
+    if settings.hardware is None:
         return plan_here(recipe, context=context)
-    named = {"gpus": settings.gpus, "gpu": settings.gpu, "memory_gb": settings.memory_gb}
-    hardware = HardwareSettings(**{key: value for key, value in named.items() if value is not None})
-    return plan_recipe(recipe, hardware, context)
+    return plan_recipe(recipe, settings.hardware, context)
 
 
 def choices_of(planned: PlannedRun) -> Iterator[StageChoice]:

@@ -143,7 +143,37 @@ class HardwareSettings(Settings):
         )
 
 
-class InitSettings(Settings):
+class TrainingMachine(Settings):
+    """The machine that trains; this one, if nothing is given."""
+
+    gpus: Annotated[int | None, Option(group="The machine that trains")] = Field(
+        default=None,
+        ge=1,
+        description="Number of its GPUs. Default: 8 with --gpu or --memory-gb, otherwise those of this machine.",
+    )
+    gpu: Annotated[Gpu | None, Option(group="The machine that trains")] = Field(
+        default=None,
+        description=f"Its GPU model: {', '.join(GPUS)}. Default: h100 with --gpus or --memory-gb, otherwise that of "
+        "this machine.",
+    )
+    memory_gb: Annotated[float | None, Option(group="The machine that trains")] = Field(
+        default=None,
+        gt=0,
+        description="Memory of each GPU in GB (10^9 bytes). Default: the memory in its data sheet.",
+    )
+
+    @property
+    def hardware(self) -> HardwareSettings | None:
+        """The GPUs that are named; None for those of this machine."""
+        named = {"gpus": self.gpus, "gpu": self.gpu, "memory_gb": self.memory_gb}
+        given = {key: value for key, value in named.items() if value is not None}
+        if not given:
+            return None
+        found = HardwareSettings(**given)
+        return found if self.gpus else found.model_copy(update={"gpus": found.gpus_per_node})
+
+
+class InitSettings(TrainingMachine):
     """Settings of ``ropewalk init``."""
 
     model: Annotated[str, Option(argument=True)] = Field(description=f"{MODEL_NAME}.")
@@ -161,28 +191,8 @@ class InitSettings(Settings):
         "document, body or raw_content if they have only one of these.",
     )
     rule: str | None = Field(default=None, description=RULE)
-    gpus: Annotated[int | None, Option(group="The machine that trains")] = Field(
-        default=None,
-        ge=1,
-        description="Number of its GPUs. Default: 8 with --gpu or --memory-gb, otherwise those of this machine.",
-    )
-    gpu: Annotated[Gpu | None, Option(group="The machine that trains")] = Field(
-        default=None,
-        description=f"Its GPU model: {', '.join(GPUS)}. Default: h100 with --gpus or --memory-gb, otherwise that of "
-        "this machine.",
-    )
-    memory_gb: Annotated[float | None, Option(group="The machine that trains")] = Field(
-        default=None,
-        gt=0,
-        description="Memory of each GPU in GB (10^9 bytes). Default: the memory in its data sheet.",
-    )
     dry_run: Annotated[bool, Option(group="The machine that trains")] = Field(
         default=True,
         description="Run a step of each stage without data or GPU, and set checkpointing and offloading to what fits "
         "the machine that trains. This takes a minute or so for a model of billions of parameters.",
     )
-
-    @property
-    def for_another_machine(self) -> bool:
-        """Whether the recipe is for GPUs that are named instead of those of this machine."""
-        return any(value is not None for value in (self.gpus, self.gpu, self.memory_gb))

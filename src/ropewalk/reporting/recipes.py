@@ -56,6 +56,8 @@ def describe_check(result: RecipeCheck, name: str) -> Iterator[Part]:
         yield Text(line)
     for line in result.missing:
         yield Text(f"missing: {line}")
+    for line in result.warnings:
+        yield Text(f"warning: {line}")
     done = "The recipe is valid" if result.resolved is None else "The recipe is valid and fits the model"
     # Without them the command ends with an error that names what is missing.
     if result.ready:
