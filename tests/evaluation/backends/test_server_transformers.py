@@ -132,7 +132,7 @@ def test_the_prompt_is_read_as_its_own_tokens(url: str, folder: Path) -> None:
     (request,) = requests(tokenizer)[:1]
     body = {
         "model": str(folder),
-        "prompt": served._text(request.input_ids),
+        "prompt": served._text(request),
         "max_tokens": 2,
         "temperature": 0,
     }
