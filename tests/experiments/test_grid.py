@@ -37,6 +37,11 @@ def test_a_stage_with_its_own_seed_would_be_the_same_in_all_runs():
     assert len(make_grid("demo", ["stages.0.seed=3,4"], 1, [], OUT).runs) == 2
 
 
+def test_a_key_of_what_is_auto_can_vary():
+    grid = make_grid("demo", ["parallel.sequence=1,8"], 1, [], OUT)
+    assert [run.recipe.parallel.sequence for run in grid.runs] == [1, 8]
+
+
 def test_a_star_is_every_stage():
     grid = make_grid("longrope", ["stages.*.rows_per_step=2,4"], 1, [], OUT)
     assert [[stage.rows_per_step for stage in run.recipe.stages] for run in grid.runs] == [[2] * 3, [4] * 3]

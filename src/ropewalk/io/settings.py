@@ -430,7 +430,7 @@ def explain(
         error: error raised by pydantic.
         model: the model that was validated.
         spelled: formats a location as the user wrote it: as a recipe key or an option.
-        other_names: names of settings in other programs, with the keys that they are here.
+        other_names: names that people write for a setting, with the keys that they are here. All of these are listed.
 
     Returns:
         What is wrong, the value, and what would be accepted, for each mistake; without a full stop.
@@ -439,17 +439,23 @@ def explain(
     for problem in error.errors(include_url=False):
         found.setdefault(_without_tags(model, problem), []).append(problem)
     # All of them: whoever brings a file of another program has many.
-    known = [
-        where
+    known = {
+        where: other_names[str(where[-1])]
         for where, each in found.items()
         if each[0]["type"] == "extra_forbidden" and where[-1] in other_names
-    ]
-    if known:
-        return "; ".join(
-            f"unknown key {spelled(where)}: use {other_names[str(where[-1])]}" for where in known
+    }
+    others = [
+        _problem(model, where, each, spelled)
+        for where, each in found.items()
+        if where not in known
+        # What is there under another name is not missing.
+        and not (
+            each[0]["type"] == "missing"
+            and any(f"{key}.".startswith(f"{recipe_key(where)}.") for key in known.values())
         )
-    sentences = [_problem(model, where, each, spelled) for where, each in found.items()]
-    return "; ".join(sentences[:MOST_PROBLEMS])
+    ]
+    sentences = [f"unknown key {spelled(where)}: use {key}" for where, key in known.items()]
+    return "; ".join([*sentences, *others[:MOST_PROBLEMS]])
 
 
 def _without_tags(model: type[BaseModel], problem: Any) -> tuple[str | int, ...]:

@@ -6,6 +6,7 @@ import yaml
 from ropewalk import RopewalkError
 from ropewalk.training.recipe.file import dump_recipe, load_recipe, parse_recipe
 from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.recipe.stage import Parallel
 
 MINIMAL = """
 model: some/model
@@ -25,6 +26,19 @@ def test_set_reaches_into_lists_and_makes_missing_tables():
     assert recipe.stages[1].steps == 7
     assert recipe.optimizer.weight_decay == 0
     assert recipe.output == "runs/y"
+
+
+def test_keys_take_the_place_of_auto_and_null():
+    text = f"{MINIMAL}parallel: auto\nadapter: null\n"
+    given = ["parallel.sequence=8", "parallel.ring=2", "stages.1.parallel=auto", "stages.1.parallel.shard=4"]
+    recipe = parse_recipe(text, "x", [*given, "adapter.rank=4"])
+    assert recipe.parallel == Parallel(sequence=8, ring=2)
+    assert recipe.stages[1].parallel == Parallel(shard=4)
+    assert recipe.adapter.rank == 4
+    # What a recipe writes out has auto too.
+    assert load_recipe(parse_recipe(MINIMAL, "x"), ["parallel.sequence=8"]).parallel.sequence == 8
+    with pytest.raises(RopewalkError, match="output is a value and has no keys"):
+        parse_recipe(text, "x", ["output.x=1"])
 
 
 @pytest.mark.parametrize(

@@ -29,5 +29,20 @@ def test_a_file_of_axolotl_is_answered_key_by_key():
     assert str(refusal.value) == (
         "recipe r.yaml: unknown key base_model: use model; unknown key sequence_len: use stages.0.context; "
         "unknown key micro_batch_size: use stages.0.rows_per_batch; unknown key lora_r: use adapter.rank; "
-        "unknown key learning_rate: use stages.0.learning_rate; unknown key output_dir: use output"
+        "unknown key learning_rate: use stages.0.learning_rate; unknown key output_dir: use output; data is missing"
     )
+
+
+def test_keys_of_a_stage_are_answered_wherever_they_stand_together_with_all_else():
+    text = (
+        "model: m\noutput: o\ndata: {sources: [a]}\ncontext: 1k\nsteps: 5\nrope_theta: 1\nprecision: bf16\n"
+    )
+    with pytest.raises(RopewalkError) as refusal:
+        parse_recipe(text, "r.yaml", ["pattern=full"])
+    assert str(refusal.value) == (
+        "recipe r.yaml: unknown key context: use stages.0.context; unknown key steps: use stages.0.steps; "
+        "unknown key rope_theta: use stages.0.rope.rope_theta; unknown key pattern: use stages.0.pattern; "
+        "unknown precision 'bf16'; did you mean bfloat16?"
+    )
+    with pytest.raises(RopewalkError, match=r"use stages\.0\.learning_rate; stages\.0\.context is missing"):
+        parse_recipe("{model: m, output: o, data: {sources: [a]}, stages: [{lr: 1}]}", "r.yaml")

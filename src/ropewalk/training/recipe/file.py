@@ -17,7 +17,7 @@ from ropewalk.io.settings import explain
 from ropewalk.recipes import shipped_recipes
 from ropewalk.training.recipe.other_names import OTHER_NAMES
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.recipe.stage import AS_A_FILE
+from ropewalk.training.recipe.stage import AS_A_FILE, Stage
 
 MOST_VALUES = 100_000
 """Largest number of values in a recipe, with aliases expanded."""
@@ -84,7 +84,9 @@ def _overridden(values: dict[str, Any], what: str, overrides: Sequence[str]) -> 
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise RopewalkError(f"{what}: {explain(error, Recipe, other_names=OTHER_NAMES)}") from error
+        # A key of a stage may stand where no stage is.
+        names = {key: f"stages.0.{key}" for key in Stage.model_fields} | OTHER_NAMES
+        raise RopewalkError(f"{what}: {explain(error, Recipe, other_names=names)}") from error
 
 
 def _yaml(text: str, what: str) -> Any:
@@ -262,8 +264,10 @@ def _child(target: Any, part: str, override: str) -> Any:
         return target[_index(target, part, override)]
     if not isinstance(target, dict):
         raise RopewalkError(f"--set {override!r}: {target!r} is a plain value, so it has no key {part}")
-    # A section that the file leaves out may still get keys.
-    return target.setdefault(part, {})
+    # A section that the file leaves out, or that is auto or null there, may still get keys.
+    if target.get(part, "auto") in ("auto", None):
+        target[part] = {}
+    return target[part]
 
 
 def _index(target: list[Any], part: str, override: str) -> int:
