@@ -164,7 +164,7 @@ def test_search_audit_inspect_and_verify_take_keywords(called):
         ("extend", (5,), {}, "a recipe must be a file, the name of a shipped recipe, a mapping or a Recipe, not int"),
         ("extend", ("demo",), {"resume": "yes"}, "resume must be true or false, got 'yes'"),
         ("extend", ({"model": 3, "data": 1, "output": "x"},), {}, "recipe: model must be a string, got 3"),
-        ("plan", ("demo",), {"gpu": "h1000"}, "unknown gpu 'h1000'; did you mean h100?"),
+        ("plan", ("demo",), {"gpu": "h1000"}, "gpu: unknown GPU 'h1000'; choose from h100, h200"),
         ("compare", (), {}, "what must name a recipe, or two or more finished runs"),
     ],
 )  # fmt: skip
