@@ -136,7 +136,7 @@ def test_a_resumed_run_measures_again_what_its_checkpoint_does_not_have(two_stag
     ]
     assert weights_of(cut["output"]) == weights_of(values["output"])
     assert any("the earlier results were moved" in line for line in notes.told)
-    assert any(line.startswith("evaluation during training: 7 times, every 1 steps") for line in notes.told)
+    assert any(line.startswith("evaluation during training: 7 times, every step and") for line in notes.told)
 
 
 @pytest.mark.slow

@@ -335,9 +335,13 @@ def describe_during(resolved: ResolvedRecipe, asked: Sequence[Mapping[str, Seque
             number += times
             read += times * _tokens_read(resolved, index, found)
     suites = dict.fromkeys(suite for found in asked if found is not None for suite in found)
+    often = "once" if number == 1 else f"{number} times"
+    steps = "step" if every == 1 else f"{every} steps"
+    # Two digits, but no exponent above 100 %.
+    share = f"{100 * read / trained:,.0f}" if read >= trained else f"{100 * read / trained:.2g}"
     return (
-        f"evaluation during training: {number} times, every {every} steps and at the end of a stage, of "
-        f"{', '.join(suites)}; they read at least {read:,} tokens, {100 * read / trained:.2g} % of those trained on"
+        f"evaluation during training: {often}, every {steps} and at the end of a stage, of {', '.join(suites)}; it "
+        f"reads at least {read:,} tokens, {share} % of those trained on"
     )
 
 
