@@ -1,13 +1,14 @@
 """Plans of whole recipes: fit, time, changes that fit, and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from ropewalk.dry_run import plan
 from ropewalk.dry_run import run as planning
-from ropewalk.dry_run.run import plan_here
+from ropewalk.dry_run.run import Change, plan_here
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.models.adapter_settings import AdapterSettings
@@ -16,7 +17,7 @@ from ropewalk.models.config.model import ModelConfig
 from ropewalk.parallel import World
 from ropewalk.planning.sizing.recurrent import recurrent_shapes
 from ropewalk.training.simulation.rank_costs import play, played_by
-from tests.dry_run.cases import model_folder, recipe_of
+from tests.dry_run.cases import model_folder, planned_run, recipe_of
 from tests.models.families import tiny_model
 from tests.training.simulation.formula_cases import LAYERS_OF_8B
 from tests.training.simulation.hybrid_cases import hybrid_recipe
@@ -262,3 +263,19 @@ def test_what_a_dry_run_cannot_follow_is_refused_by_name(tmp_path, monkeypatch):
 def test_a_recipe_without_training_has_no_stages(tmp_path):
     recipe = recipe_of(model_folder(tmp_path / "model")).model_copy(update={"stages": ()})
     assert plan(recipe, HardwareSettings(gpus=8)).stages == ()
+
+
+def test_a_printed_plan_says_whether_it_fits_and_what_it_costs():
+    planned = planned_run()
+    (row,) = planned.overview()
+    (stage,) = planned.stages
+    assert (row["fits"], row["hours"], row["peak_gb"]) == (True, stage.time.hours, stage.memory.peak / 1e9)
+    text = repr(planned)
+    assert f"{planned.ranks} x h100" in text
+    assert ": fits" in text
+    assert "peak_gb" in text
+    changes = (Change("more", 2, False), Change("8 GPUs", 1, True))
+    full = replace(planned, stages=(replace(stage, fits=False, changes=changes, time=None),))
+    assert "does not fit" in repr(full)
+    assert "stage 1: with 8 GPUs it fits" in repr(full)
+    assert full.overview()[0]["cost"] is None

@@ -112,6 +112,27 @@ def test_the_text_of_any_result_is_at_most_a_screen():
     ]
 
 
+@dataclass(frozen=True)
+class Answered(Result):
+    parts: tuple[Part, ...]
+
+    def overview(self):
+        return [{"name": part.name, "good": True, "unused": None} for part in self.parts]
+
+    def statement(self):
+        return ["All is <good>.", "  - indented: " + "word " * 30]
+
+
+def test_a_result_with_an_answer_begins_with_it_and_its_frame_has_its_rows():
+    first, second, *_, header, row = repr(Answered((Part("a", 1.0),))).splitlines()[1:]
+    assert (first, second[:13]) == ("All is <good>.", "  - indented:")
+    assert (header.split(), row.split()) == (["name", "good"], ["a", "true"])
+    many = Answered((Part("a", 1.0),) * 40)
+    assert repr(many).splitlines()[-1] == "... 40 rows in to_frame()"
+    assert len(many.to_frame()) == 40
+    assert many._repr_html_().startswith("<h4>Answered</h4><p>All is &lt;good&gt;.</p>")
+
+
 def test_a_notebook_begins_with_the_scores():
     shown = Scored("model", (Part("passkey", 1.0),))._repr_html_()
     assert shown.index("passkey") < shown.index("model")

@@ -30,6 +30,24 @@ def test_inspect_returns_what_the_command_prints(
     assert LLAMA in found._repr_html_()
 
 
+def test_with_a_target_a_result_says_what_to_do_and_has_a_row_for_each_rule() -> None:
+    plain = inspect(InspectSettings(model=LLAMA))
+    assert "trained for 8,192 tokens" in repr(plain)
+    assert [row["rope_theta"] for row in plain.overview()] == [500_000]
+    found = inspect(InspectSettings(model=LLAMA, target=2**17))
+    text = repr(found)
+    assert found.advice is not None
+    assert found.advice.chosen is not None
+    assert found.advice.chosen.method is not None
+    assert found.advice.action in " ".join(text.split())
+    assert len(text.splitlines()) <= 24
+    rows = found.overview()
+    assert {row["rule"] for row in rows} == {each.rule for each in found.advice.settings}
+    (chosen,) = (row for row in rows if row["recommended"])
+    assert chosen["rope_theta"] == found.advice.chosen.method.rope_theta
+    assert f"rope_theta to {chosen['rope_theta']:,.0f}" in text
+
+
 def test_the_numbers_of_a_config_are_those_of_the_shape(whole: str) -> None:
     found = inspect(InspectSettings(model=whole))
     shape = ModelShape.from_config(found.config)

@@ -182,6 +182,35 @@ class PlannedRun(Result):
         """Whether every stage fits."""
         return all(stage.fits for stage in self.stages)
 
+    def overview(self) -> list[dict[str, Any]]:
+        """A row for each stage: whether it fits, its peak of memory in GB (10^9 bytes), and its time and cost."""
+        return [
+            {
+                "stage": stage.number,
+                "context": stage.context,
+                "mesh": stage.mesh,
+                "fits": stage.fits,
+                "peak_gb": stage.memory.peak / 1e9,
+                "step_seconds": time and time.seconds,
+                "tokens_per_second": time and time.tokens_per_second,
+                "hours": time and time.hours,
+                "cost": time and time.cost,
+            }
+            for stage in self.stages
+            for time in [stage.time]
+        ]
+
+    def statement(self) -> list[str]:
+        """The hardware, and what would make a stage fit that does not."""
+        where = f"{self.ranks} x {self.device} ({self.device_bytes / 1e9:.3g} GB each)"
+        lines = [f"{self.model} on {where}: {'fits' if self.fits else 'does not fit'}"]
+        for stage in self.stages:
+            would = next(
+                (f"with {each.change} it fits" for each in stage.changes if each.fits), "no change fits"
+            )
+            lines += [] if stage.fits else [f"stage {stage.number}: {would}"]
+        return lines
+
 
 def plan(
     recipe: Recipe, hardware: HardwareSettings | None = None, context: RunContext | None = None

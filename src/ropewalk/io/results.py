@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from dataclasses import fields, is_dataclass
 from html import escape
 from pathlib import PurePath
@@ -32,8 +33,16 @@ class Result:
         """The scores in long form, one row each; empty for a result without scores."""
         return []
 
+    def overview(self) -> list[dict[str, Any]]:
+        """The rows that answer what the job was asked, with few columns of plain values: by default the scores."""
+        return self.scores()
+
+    def statement(self) -> list[str]:
+        """The answer in words, a line or sentence each; empty if the overview says it all."""
+        return []
+
     def to_frame(self) -> pandas.DataFrame:
-        """The result in long form: a row for each score, or else for each entry of the first list in ``to_json()``.
+        """The rows of ``overview()``, or else a row for each entry of the first list in ``to_json()``.
 
         Rows of scores have the columns ``suite``, ``task``, ``length`` (tokens), ``when`` (the model, the variant, or
         before and after a run), ``value``, ``low`` and ``high`` (the score and its 95 % interval), ``n`` (samples),
@@ -48,7 +57,7 @@ class Result:
             raise RopewalkError("to_frame() needs pandas; install it with pip install pandas") from error
         values = self.to_json()
         lists = (each for each in values.values() if _is_table(each))
-        return pandas.DataFrame(self.scores() or next(lists, [values]))
+        return pandas.DataFrame(self.overview() or next(lists, [values]))
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -56,10 +65,13 @@ class Result:
         cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """The scores and the other values on at most a screen; ``to_json()`` has all of them."""
-        values, scores = self.to_json(), _columns_in_use(self.scores())
+        """The answer, or the scores and the other values, on at most a screen; ``to_json()`` has all values."""
+        values, scores = self.to_json(), _columns_in_use(self.overview())
+        words = [line for each in self.statement() for line in textwrap.wrap(each, WIDTH)]
         table = _text_table(scores)
-        if len(table) > MOST_LINES // 2:
+        if words and len(words) + len(table) >= MOST_LINES:
+            table = [f"... {len(scores):,} rows in to_frame()"]
+        elif len(table) > MOST_LINES // 2:
             table = [
                 *table[: MOST_LINES // 2],
                 f"... {len(scores) + 1 - MOST_LINES // 2:,} more in to_frame()",
@@ -69,15 +81,16 @@ class Result:
             for name, value in values.items()
             if not (scores and _is_table(value))
         ]
-        lines = [type(self).__name__, *table, *rest]
+        lines = [type(self).__name__, *words, *table, *([] if words else rest)]
         if len(lines) > MOST_LINES:
             lines = [*lines[: MOST_LINES - 1], "... more in to_json()"]
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines)
 
     def _repr_html_(self) -> str:
-        """Tables for a notebook, the scores first; all text is escaped."""
-        scores = _columns_in_use(self.scores())
-        first = html_table(plain_json(scores)) if scores else ""
+        """The answer and tables for a notebook, the scores first; all text is escaped."""
+        scores = _columns_in_use(self.overview())
+        first = "".join(f"<p>{escape(line)}</p>" for line in self.statement())
+        first += html_table(plain_json(scores)) if scores else ""
         return f"<h4>{escape(type(self).__name__)}</h4>{first}{html_table(self.to_json())}"
 
 
@@ -87,12 +100,12 @@ def _is_table(value: Any) -> bool:
 
 def _columns_in_use(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows without columns that say nothing: ``ran`` where all have run, ``depth`` where none has one."""
-    names = [name for name in (rows[0] if rows else ()) if any(_says(row[name]) for row in rows)]
+    names = [name for name in (rows[0] if rows else ()) if any(_says(name, row[name]) for row in rows)]
     return [{name: row[name] for name in names} for row in rows]
 
 
-def _says(value: Any) -> bool:
-    return not (value is None or value is True or value == "")
+def _says(name: str, value: Any) -> bool:
+    return not (value is None or value == "" or (name == "ran" and value is True))
 
 
 def _text_table(rows: list[dict[str, Any]]) -> list[str]:

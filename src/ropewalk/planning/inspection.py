@@ -22,6 +22,7 @@ from ropewalk.models.rope.frequencies import LoadedRope, loaded_rope
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice, Checkpoint, advise, explained
 from ropewalk.planning.settings import InspectSettings
+from ropewalk.planning.stages import recipe_stages
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.theory import SEARCH_LIMIT, SHORTEST_LENGTH, context_bound, critical_dimension
 from ropewalk.rope.theory.bases import Progress
@@ -69,6 +70,40 @@ class InspectResult(Result):
             _described(layer_type, method, length, held.get(layer_type))
             for layer_type, method in self.config.methods.items()
         ]
+
+    def overview(self) -> list[dict[str, Any]]:
+        """With a target length a row for the setting of each rule, otherwise for the RoPE of each type of layers."""
+        of = None if self.advice is None else (self.advice.lifted or self.advice)
+        if of is None or not of.settings:
+            of_method = (
+                "layer_type",
+                "name",
+                "rope_theta",
+                "rotary_dim",
+                "context_bound",
+                "longest_wavelength",
+            )
+            return [{name: each[name] for name in of_method} for each in self.methods]
+        chosen = None if of.chosen is None else of.chosen.rule
+        names = ("rule", "method", "rope_theta", "factor", "context_bound", "reaches_target", "reason")
+        rows = [{name: setting.to_json()[name] for name in names} for setting in of.settings]
+        return [{"recommended": row["rule"] == chosen, **row} for row in rows]
+
+    def statement(self) -> list[str]:
+        """With a target length what to do and why, otherwise what the checkpoint was trained for."""
+        config, advice = self.config, self.advice
+        if advice is None:
+            trained = self.to_json()["trained_length"]
+            length = "without a stated length" if trained is None else f"trained for {trained:,} tokens"
+            return [
+                f"{config.model} ({config.model_type}), {length}",
+                *(f"note: {each}" for each in self.notes),
+            ]
+        lines = [f"To reach {advice.target_length:,} tokens", advice.action]
+        for each in filter(None, (advice, advice.lifted)):
+            lines += recipe_stages(each.stages, each.lift).splitlines() if each.stages else []
+            lines += [f"- {reason}" for reason in each.reasons]
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; null if the config does not state a value."""
