@@ -66,6 +66,7 @@ def test_a_difference_of_even_cells_is_that_of_randomised_blocks():
         delta = values[number] - values[0]
         error = math.sqrt(max(pooled, delta.var(ddof=1) / len(delta)))
         assert difference.difference == pytest.approx(delta.mean())
+        assert difference.freedom == freedom
         assert difference.p_value == pytest.approx(2 * stats.t.sf(abs(delta.mean()) / error, freedom))
         half = stats.t.ppf(0.975, freedom) * error
         assert difference.ci95 == pytest.approx((delta.mean() - half, delta.mean() + half))
@@ -158,6 +159,18 @@ def test_perplexities_are_averaged_and_compared_in_nats():
     (difference,) = differences({"a": cell, "b": worse})["b"]
     assert difference.difference == pytest.approx(100 * math.expm1(4 / 150))
     assert difference.score_a < difference.score_b
+
+
+def test_no_interval_of_a_perplexity_goes_below_1():
+    def of_seed(nats):
+        result = losses([nats * 100, nats * 100], [100, 100])
+        bins = (PositionBin(0, 512, 200, 2, math.exp(nats), (1.0, 50.0)),)
+        return [replace(result, positions=bins)]
+
+    (mean,) = means_over_seeds({0: of_seed(0.5), 1: of_seed(1.5)})
+    # Student's quantile for two seeds, 12.7, times the standard error, 0.5 nats, is more than the mean of 1 nat.
+    assert mean.ci95 == pytest.approx((1.0, math.exp(1 + stats.t.ppf(0.975, 1) / 2)))
+    assert mean.positions[0].ci95[0] == 1.0
 
 
 def test_equal_scores_everywhere_announce_nothing_and_are_not_certain():

@@ -18,11 +18,12 @@ def test_equal_notes_share_a_mark_and_empty_ones_have_none() -> None:
 
 
 def test_numbers_are_short_and_missing_ones_are_dashes() -> None:
-    assert [number(v) for v in (2.345, 99.99, 150.4, 1234.6, 3.2e9, math.inf, math.nan)] == [
+    assert [number(v) for v in (2.345, 99.99, 150.4, 1234.6, 10_490, 3.2e9, math.inf, math.nan)] == [
         "2.35",
         "99.99",
         "150",
         "1,235",
+        "10,490",
         "3e+09",
         "inf",
         "–",
@@ -44,5 +45,5 @@ def test_terminal_shows_text_as_it_is_and_fits_80_columns() -> None:
     (table,) = evaluation_tables({"before": [wide], "after": [wide]})
     console.print(table.rich())
     assert "524,288 to 1,048,575" in out.getvalue()
-    assert "9e+04 to 1e+05" in out.getvalue()
+    assert "89,999 to 1e+05" in out.getvalue()
     assert max(map(len, out.getvalue().splitlines())) <= 80

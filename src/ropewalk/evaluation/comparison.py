@@ -50,6 +50,8 @@ class ScoreDifference:
         p_adjusted: ``p_value`` after Holm's correction for all differences of the comparison.
         real: whether ``p_adjusted`` is below 0.05.
         reason: why the two scores cannot be compared; None if they can.
+        freedom: degrees of freedom of Student's t distribution, from which a comparison of cells over seeds has its
+            interval and p-value; None for two evaluations.
     """
 
     suite: str
@@ -65,6 +67,7 @@ class ScoreDifference:
     p_adjusted: float
     real: bool
     reason: str | None = None
+    freedom: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; None for missing numbers."""

@@ -196,6 +196,7 @@ def _difference(
         difference=value,
         ci95=ci95,
         p_value=spread.p_value(),
+        freedom=spread.freedom,
     )
 
 
@@ -400,7 +401,8 @@ def _in_unit(spread: _Spread, unit: str) -> tuple[float, Interval]:
     low, high = spread.interval()
     if unit == "percent":
         return 100 * spread.mean, (100 * _clipped(low, 0), 100 * _clipped(high, 0))
-    return exp_nats(spread.mean), (exp_nats(low), exp_nats(high))
+    # No loss is below 0 nats, so no perplexity is below 1; NaN stays NaN, because max() keeps its first argument.
+    return exp_nats(spread.mean), (exp_nats(max(low, 0.0)), exp_nats(high))
 
 
 def _difference_in_unit(spread: _Spread, unit: str) -> tuple[float, Interval]:

@@ -77,10 +77,10 @@ def note_lines(marks: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def number(value: float) -> str:
-    """Format a number with three or four digits, or as a power of ten from 10,000. NaN is a dash."""
+    """Format a number with three or four digits, or as a power of ten from 100,000. NaN is a dash."""
     if math.isnan(value):
         return MISSING
-    return f"{value:.2f}" if value < 100 else f"{value:,.0f}" if value < 1e4 else f"{value:.0e}"
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}" if value < 1e5 else f"{value:.0e}"
 
 
 def interval(ends: Interval, style: Callable[[float], str] = number) -> str:

@@ -60,6 +60,26 @@ def test_differences_over_seeds_name_their_own_test():
     assert not any("permutation" in note for note in table.notes)
 
 
+def test_degrees_of_freedom_are_a_column():
+    found = {HOSTILE: (replace(DIFFERENCE, freedom=3.456),)}
+    table = experiment_tables(replace(RESULT, differences=found))[1]
+    assert table.rows[0][table.header.index("df")] == "3.46"
+    assert experiment_tables(RESULT)[1].rows[0][table.header.index("df")] == "–"
+    assert any("all cells share" in note for note in table.notes)
+
+
+def test_few_seeds_and_bands_are_explained_where_intervals_are():
+    def said(*seeds):
+        cells = tuple(replace(each, seeds=own) for each, own in zip(RESULT.cells, seeds, strict=True))
+        return " ".join(experiment_tables(replace(RESULT, cells=cells))[0].notes)
+
+    assert "2 seeds: the interval reaches 12.7 standard errors" in said((0, 1), (0, 1, 2, 3))
+    assert "3 seeds: the interval reaches 4.3 standard errors" in said((0, 1, 2), (0,))
+    assert "standard errors" not in said((0, 1, 2, 3), (0, 1, 2, 3))
+    assert "lowest to highest seed" in said((0, 1, 2, 3), (0, 1, 2, 3))
+    assert not said((0,), (0,))
+
+
 def test_short_times_keep_three_digits():
     def hours(value):
         cells = tuple(replace(each, hours=value) for each in RESULT.cells)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
 
 from ropewalk.evaluation.score_rows import ScoreRow, by_suite, by_task, score_rows
+from ropewalk.evaluation.student import student_quantile
 from ropewalk.experiments.run import Cell, ExperimentResult
 from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.evaluation import difference_figure, perplexity_figure, score_figure
@@ -20,6 +22,8 @@ from ropewalk.reporting.tables import Part, ResultTable, counted
 
 REPORT = "report.html"
 GIB = 2**30
+FEW_SEEDS = 3
+"""Largest number of seeds whose mean has an interval of more than four standard errors to each side."""
 
 
 def cost_table(cells: Sequence[Cell]) -> ResultTable:
@@ -51,11 +55,28 @@ def experiment_tables(result: ExperimentResult) -> list[ResultTable]:
     """All tables: scores by cell, differences of each cell, cost."""
     series = {shown(cell.name): list(cell.results) for cell in result.cells}
     reference = shown(result.reference)
-    tables = evaluation_tables(series)
+    notes = _seed_notes(result.cells)
+    tables = [replace(each, notes=(*each.notes, *notes)) for each in evaluation_tables(series)]
     for name, found in result.differences.items():
         if found:
             tables.append(comparison_table(list(found), (reference, shown(name)), over_seeds=True))
     return [*tables, cost_table(result.cells)]
+
+
+def _seed_notes(cells: Sequence[Cell]) -> list[str]:
+    """Lines on what intervals of means over few seeds mean, and the bands of figures."""
+    counts = [len(cell.seeds) for cell in cells if len(cell.seeds) > 1]
+    if not counts:
+        return []
+    lines = ["bands of figures by position: lowest to highest seed, which is not the interval"]
+    if (fewest := min(counts)) <= FEW_SEEDS:
+        errors = student_quantile(fewest - 1)
+        lines.insert(
+            0,
+            f"{fewest} seeds: the interval reaches {errors:.1f} standard errors to each side, so it says little; use "
+            "the differences below, which compare runs with the same seed",
+        )
+    return lines
 
 
 def experiment_figures(result: ExperimentResult) -> dict[str, Figure]:

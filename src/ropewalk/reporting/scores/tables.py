@@ -465,16 +465,23 @@ def comparison_table(
     paired = "paired by sample"
     if over_seeds:
         paired = "paired by seed and sample"
-        methods = "95 % and p: Student's t distribution, with the variation between seeds and between samples"
+        methods = (
+            "95 % and p: Student's t distribution with df degrees of freedom, with the variation between seeds and "
+            "between samples; all cells share the estimate of how much seeds vary, so other cells change df and p"
+        )
     return ResultTable(
         f"Change from {names[0]} to {names[1]}{f' {measure}' if measure else ''}, {paired}, 95 % interval",
-        ("task", "length", "samples", *names, "change", "95 %", "p", "adjusted", "sig."),
-        tuple(_comparison_row(each, marks) for each in differences),
+        (
+            *("task", "length", "samples", *names, "change", "95 %"),
+            *(["df"] if over_seeds else []),
+            *("p", "adjusted", "sig."),
+        ),
+        tuple(_comparison_row(each, marks, over_seeds) for each in differences),
         notes=(corrected, *([methods] if units else []), *note_lines(marks)),
     )
 
 
-def _comparison_row(each: ScoreDifference, marks: Mapping[str, str]) -> tuple[str, ...]:
+def _comparison_row(each: ScoreDifference, marks: Mapping[str, str], over_seeds: bool) -> tuple[str, ...]:
     style: Callable[[float], str] = one_decimal if each.unit == "percent" else number
     # A pair that was not tested is neither significant nor insignificant.
     real = MISSING if each.reason or math.isnan(each.p_adjusted) else "yes" if each.real else "no"
@@ -486,6 +493,7 @@ def _comparison_row(each: ScoreDifference, marks: Mapping[str, str]) -> tuple[st
         style(each.score_b),
         difference_words(each),
         interval(each.ci95, signed),
+        *([MISSING if each.freedom is None else f"{each.freedom:.3g}"] if over_seeds else []),
         _p_words(each.p_value),
         _p_words(each.p_adjusted),
         real + marks.get(_note(each), ""),
