@@ -47,7 +47,7 @@ ALLOWED = {
         "search",
     },
     "dry_run": {"recipes", "attention", "data", "models", "parallel", "planning", "rope", "training"},
-    "experiments": {"evaluation", "parallel", "runs", "training"},
+    "experiments": {"evaluation", "parallel", "rope", "runs", "training"},
     "verification": {
         "attention",
         "data",

@@ -73,7 +73,9 @@ def test_commands_of_the_page_on_bases_make_the_cells_that_it_names(monkeypatch,
     monkeypatch.chdir(tmp_path)
     for command in re.findall(r"^ *ropewalk (compare .*)$", page, re.MULTILINE):
         assert program.main(shlex.split(command)) == 2
-    demo, own = grids
+    demo, own, methods = grids
+    assert methods.cells == ["base 1e4", "base 4e4", "base auto", "yarn"]
+    assert all(f"`{cell}`" in page for cell in methods.cells if cell != "base auto")
     assert all(f"`{cell}`" in page for cell in demo.cells)
     assert len(demo.runs) == len(own.runs) == 6
     assert [[stage.rope.rope_theta for stage in each.recipe.stages] for each in own.runs[::2]] == [

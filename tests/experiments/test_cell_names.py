@@ -29,7 +29,12 @@ def names(key, *values):
         (
             "stages.0.rope",
             ({"method": "yarn"}, {"method": "theta", "rope_theta": 8e4}),
-            ["rope yarn", "rope theta base 8e4"],
+            ["yarn", "base 8e4"],
+        ),
+        (
+            "stages.*.rope",
+            ("theta", {"method": "yarn", "factor": 4}, {"rope_theta": 3e5}, "yarn"),
+            ["base auto", "yarn factor 4", "base 3e5", "yarn"],
         ),
         # Unsafe, too long, or equal once written: the folder's name.
         ("model", ("\x1b[31m", "m" * 90, "mine"), ["folder-0", "folder-1", "model mine"]),

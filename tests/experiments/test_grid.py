@@ -58,10 +58,24 @@ def test_a_star_is_every_stage():
         ),
         ("k='a,b',c", ("a,b", "c")),
         ("k=[],[windows]", ([], ["windows"])),
+        # YAML reads 1e4 as text.
+        ("k=1e4,2.5e-5,1e4x,{a: [3e5]}", (10_000.0, 2.5e-5, "1e4x", {"a": [3e5]})),
     ],
 )
 def test_values_are_yaml(text, values):
     assert Varied.parse(text) == Varied("k", values)
+
+
+def test_bases_and_methods_are_values_of_a_stages_rope():
+    grid = make_grid("demo", ["stages.*.rope=1e4,40_000,theta,yarn"], 1, [], OUT)
+    assert grid.cells == ["base 1e4", "base 4e4", "base auto", "yarn"]
+    ropes = [run.recipe.stages[0].rope for run in grid.runs]
+    assert [(rope.method, rope.rope_theta) for rope in ropes] == [
+        ("theta", 1e4),
+        ("theta", 4e4),
+        ("theta", "auto"),
+        ("yarn", "auto"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +88,9 @@ def test_values_are_yaml(text, values):
         (["stages.*.pattern=[full,anchor"], "is not YAML"),
         (["seed=1,2"], "'seed'; give the number of seeds with --seeds"),
         (["output=a,b"], "'output'; each run gets its own folder"),
+        (["stages.*.rope.rope_theta=1e4,yarn"], r"vary both with --vary 'stages\.\*\.rope=1e4,yarn'"),
+        (["stages.*.rope=8,yarn"], "write {method: theta, rope_theta: 8} or {method: yarn, factor: 8}"),
+        (["stages.*.rope.rope_theta=1e4,10000.0"], "10000.0 twice"),
         (["model.*.x=1,2"], "entries of a list"),
         (["stages.0.steps=1,2", "stages.0.steps=3,4"], "is given twice"),
         (

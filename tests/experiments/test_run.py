@@ -228,6 +228,13 @@ def test_no_other_cell_takes_the_place_of_a_reference_without_runs(missing):
     assert result.conclusion.startswith("Nothing is compared") == (missing == "full")
 
 
+def test_a_cell_with_the_recommended_base_names_it():
+    trained = FinishedRun(Path("x"), (), None, 0, None, 42_345.6)
+    assert run._with_base("base auto, steps 8", {3: trained}) == "base 4.23e4 (recommended), steps 8"
+    assert run._with_base("base 1e4", {3: trained}) == "base 1e4"
+    assert run._with_base("base auto", {}) == "base auto"
+
+
 def test_a_bad_cell_is_refused_before_anything_runs(tmp_path):
     bad = settings(vary=("lift=[],[windows]",))
     with pytest.raises(RopewalkError, match=r"the runs with lift windows cannot start: lift\.0 is 'windows'"):

@@ -11,6 +11,8 @@ from ropewalk.io.lengths import format_length
 
 WORDS = {"rope_theta": "base", "learning_rate": "lr", "min_learning_rate": "min lr"}
 """Short words for the last part of a key; any other part stands for itself."""
+AUTO_BASE = "base auto"
+"""Name of a stage's RoPE whose base ropewalk recommends."""
 STAGE = re.compile(r"stages\.(\d+)\.")
 # Names appear in terminals and on pages, so only characters that are harmless in all of them.
 PLAIN = re.compile(r"[A-Za-z0-9 ._,:/+=-]{1,80}")
@@ -35,7 +37,7 @@ def cell_names(
     for digits in DIGITS:
         names = [
             ", ".join(
-                f"{word} {_value(key, value, digits)}"
+                f"{word} {_value(key, value, digits)}".lstrip()
                 for key, word, value in zip(keys, words, each, strict=True)
             )
             for each in combinations
@@ -54,11 +56,12 @@ def _words_of(keys: Sequence[str]) -> list[str]:
     lasts = [_last(key) for key in keys]
     found = []
     for key, last in zip(keys, lasts, strict=True):
-        word = WORDS.get(last, last.replace("_", " "))
+        # A RoPE says by itself what it is: its base, or its method.
+        word = "" if last == "rope" else WORDS.get(last, last.replace("_", " "))
         if lasts.count(last) > 1:
             stage = STAGE.match(key)
             # Counted from 1, as --from-stage counts them.
-            word = f"stage {int(stage[1]) + 1} {word}" if stage else key
+            word = f"stage {int(stage[1]) + 1} {word}".rstrip() if stage else key
         found.append(word)
     return found
 
@@ -76,7 +79,9 @@ def _value(key: str, value: Any, digits: int) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        # A method names itself: {method: yarn, factor: 4} is "yarn factor 4".
+        # The method theta is nothing but its base. Another names itself: {method: yarn, factor: 4} is "yarn factor 4".
+        if last == "rope" and value.get("method", "theta") == "theta":
+            value = {"rope_theta": "auto", **{name: each for name, each in value.items() if name != "method"}}
         return " ".join(
             _value(name, each, digits)
             if name == "method"
@@ -87,10 +92,17 @@ def _value(key: str, value: Any, digits: int) -> str:
         return "+".join(_value(key, each, digits) for each in value)
     if last == "context" and isinstance(value, int):
         return format_length(value)
+    if last == "rope" and value == "theta":
+        return AUTO_BASE
     number = _number(value)
     # A count of steps or rows is read as it is, a base as a power of ten.
     if number is None or (isinstance(value, int) and last != "rope_theta"):
         return str(value)
+    return short_number(number, digits)
+
+
+def short_number(number: float, digits: int = DIGITS[0]) -> str:
+    """Format a number with at most so many digits: ``1e4``, ``3.05e5``."""
     return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", f"{number:.{digits}g}")
 
 

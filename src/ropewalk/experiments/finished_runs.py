@@ -49,6 +49,7 @@ class FinishedRun:
         recipe: flat keys and values of its recipe; None for an evaluation.
         seed: seed of the run, or of the evaluation's samples.
         cost: cost of its training; None for an evaluation.
+        base: RoPE base of its last stage; None if not recorded.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class FinishedRun:
     recipe: Mapping[str, Any] | None
     seed: int
     cost: Cost | None
+    base: float | None = None
 
 
 def read_finished(folder: Path) -> FinishedRun:
@@ -79,6 +81,7 @@ def read_finished(folder: Path) -> FinishedRun:
     try:
         values = parse_json(summary.read_text(encoding="utf-8"), strict=True)
         results = [TaskResult.from_json(each) for each in values["after"]]
+        base = [None, *(stage.get("rope_theta") for stage in values.get("stages", ()))][-1]
         text = (folder / RECIPE).read_text(encoding="utf-8")
     except OSError as error:
         raise RopewalkError(f"cannot read {error.filename}: {error.strerror}") from error
@@ -93,7 +96,7 @@ def read_finished(folder: Path) -> FinishedRun:
     # Runs of a grid share a cache of rows, a run by hand has another or none; the rows are the same.
     data = {key: value for key, value in plain["data"].items() if key != "cache"}
     kept = {key: value for key, value in plain.items() if key not in NOT_COMPARED} | {"data": data}
-    return FinishedRun(folder, tuple(results), dict(_flat(kept)), recipe.seed, cost_of(folder))
+    return FinishedRun(folder, tuple(results), dict(_flat(kept)), recipe.seed, cost_of(folder), base)
 
 
 def cost_of(folder: Path) -> Cost:

@@ -15,6 +15,7 @@ import yaml
 
 from ropewalk.errors import RopewalkError
 from ropewalk.experiments.cell_names import cell_names
+from ropewalk.rope.methods.base import trainable_methods
 from ropewalk.training import load_recipe
 from ropewalk.training.recipe.file import override_value
 from ropewalk.training.recipe.recipe import Recipe
@@ -25,6 +26,9 @@ REFUSED = {
     "seed": "give the number of seeds with --seeds",
     "output": "each run gets its own folder inside --out",
 }
+SCIENTIFIC = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}")
+SMALLEST_BASE = 1000
+"""Smallest number that is a base where the RoPE of a stage is expected; a smaller one may be meant as a factor."""
 MOST_RUNS = 1000
 """Most runs of one grid; more is a mistake in --vary."""
 
@@ -45,8 +49,10 @@ class Varied:
     def parse(cls, text: str) -> Varied:
         """Parse ``KEY=VALUE,...``; a comma inside brackets or quotes belongs to the value.
 
+        A number such as ``1e4``, which YAML reads as text, is a number. As RoPE of a stage, a number is a base.
+
         Raises:
-            RopewalkError: if there is no key, fewer than two values, or a value occurs twice.
+            RopewalkError: if there is no key, fewer than two values, a value occurs twice, or a base is none.
         """
         key, separator, values = text.partition("=")
         if not separator or not key.strip():
@@ -57,6 +63,7 @@ class Varied:
             raise RopewalkError(
                 f"--vary {text!r} has fewer than two values, so there is nothing to compare; separate values by commas"
             )
+        found = [_rope_of(key.strip(), _with_numbers(value)) for value in found]
         # Compared as JSON, because 1, 1.0 and True are equal in Python but different values in a recipe.
         written = [json.dumps(value) for value in found]
         if twice := next((value for value in written if written.count(value) > 1), None):
@@ -72,6 +79,37 @@ class Varied:
                 continue
             keys = [[*key, str(n)] for key in keys for n in range(_length(recipe, key, self.key))]
         return [f"{'.'.join(key)}={json.dumps(value)}" for key in keys]
+
+
+def _with_numbers(value: Any) -> Any:
+    """The value with texts such as ``1e4`` as numbers, so that Python's 10000.0 makes the same comparison."""
+    if isinstance(value, dict):
+        return {key: _with_numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_numbers(each) for each in value]
+    return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
+
+
+def _rope_of(key: str, value: Any) -> Any:
+    """The value, or the RoPE with this base if the key is the RoPE of a stage and the value a number.
+
+    Raises:
+        RopewalkError: if the number may be a factor, or a base is the name of a method.
+    """
+    parts = key.split(".")
+    if parts[-2:] == ["rope", "rope_theta"] and isinstance(value, str) and value in trainable_methods():
+        raise RopewalkError(
+            f"--vary {key}: {value!r} is a RoPE method and not a base; vary both with --vary "
+            f"'{key.removesuffix('.rope_theta')}=1e4,{value}', in which a number is a base"
+        )
+    if parts[-1] != "rope" or isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if value < SMALLEST_BASE:
+        raise RopewalkError(
+            f"--vary {key}: {value:g} may be a base or a factor; write {{method: theta, rope_theta: {value:g}}} or "
+            f"{{method: yarn, factor: {value:g}}}"
+        )
+    return {"method": "theta", "rope_theta": value}
 
 
 def _length(recipe: Mapping[str, Any], key: Sequence[str], written: str) -> int:

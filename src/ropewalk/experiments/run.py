@@ -23,6 +23,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.score_rows import score_records
+from ropewalk.experiments.cell_names import AUTO_BASE, short_number
 from ropewalk.experiments.finished_runs import FinishedRun, cells_of, read_finished
 from ropewalk.experiments.grid import Grid, Run, make_grid
 from ropewalk.experiments.settings import CompareSettings
@@ -140,13 +141,15 @@ def compare(settings: CompareSettings, context: RunContext | None = None) -> Exp
             raise RopewalkError("a comparison that runs a recipe needs an output folder; give --out")
         grid = _started(settings, context.output)
         failures = _run_all(grid, settings, context)
-        cells = _finished_cells(grid)
-        reference = grid.cells[0]
+        found = _finished_cells(grid)
+        cells = {_with_base(name, runs): runs for name, runs in found.items()}
+        first = grid.cells[0]
+        reference = _with_base(first, found.get(first, {}))
         # Runs of other parts (--part) count as unfinished, because other jobs may still make them.
         unfinished = sum(not _is_finished(each) for each in grid.runs) - len(failures)
         if not cells:
-            first = f": {failures[0].reason} (see {failures[0].log})" if failures else ""
-            raise RopewalkError(f"no run in {context.output} is finished{first}")
+            why = f": {failures[0].reason} (see {failures[0].log})" if failures else ""
+            raise RopewalkError(f"no run in {context.output} is finished{why}")
     result = _compared(context.output, reference, cells, failures, unfinished)
     if context.output is not None:
         # Under the lock of a grid, whose next holder removes files that it takes for left over.
@@ -335,6 +338,12 @@ def _finished_cells(grid: Grid) -> dict[str, dict[int, FinishedRun]]:
         if _is_finished(each):
             cells.setdefault(each.cell, {})[each.seed] = read_finished(each.folder)
     return cells
+
+
+def _with_base(name: str, runs: Mapping[int, FinishedRun]) -> str:
+    """Name of a cell, with the base that ropewalk recommended instead of ``auto``."""
+    base = next((run.base for run in runs.values()), None)
+    return name if base is None else name.replace(AUTO_BASE, f"base {short_number(base)} (recommended)")
 
 
 def _compared(
