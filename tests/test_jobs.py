@@ -16,6 +16,7 @@ from ropewalk.training import load_recipe
 
 HOMES = {
     "inspect": "ropewalk.planning.inspection",
+    "init": "ropewalk.dry_run.init",
     "plan": "ropewalk.dry_run.run",
     "pack": "ropewalk.data.run",
     "search": "ropewalk.search.run",
@@ -32,7 +33,8 @@ def called(monkeypatch):
     """Call a job, and return what its room's function gets."""
 
     def call(name, *given, **keywords):
-        monkeypatch.setattr(importlib.import_module(HOMES[name]), name, lambda *passed: passed)
+        own = "propose" if name == "init" else name
+        monkeypatch.setattr(importlib.import_module(HOMES[name]), own, lambda *passed: passed)
         return getattr(ropewalk, name)(*given, **keywords)
 
     return call
@@ -148,8 +150,24 @@ def test_search_audit_inspect_and_verify_take_keywords(called):
     assert context.device == "cpu"
     assert called("audit", "m", RunContext(device="cpu"))[1].device == "cpu"
     assert called("inspect", "m", target="128k")[0].target == 131072
+    assert called("init", "m", target="128k", documents="a", gpus=8)[0].documents == ("a",)
     config, _ = called("verify", "demo", length="4k", overrides="seed=1")
     assert (config.recipe, config.length, config.overrides) == ("demo", 4096, ("seed=1",))
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("inspect", "target"), ("init", "target"), ("search", "target_length")]
+)
+def test_the_target_may_be_the_second_argument(called, name, field):
+    config, context = called(name, "m", "128K")
+    assert (getattr(config, field), context.output) == (131072, None)
+    assert getattr(called(name, "m", 4096)[0], field) == 4096
+    own = RunContext(output=Path("x"))
+    assert called(name, "m", own, **{field: 4096})[1] == own
+    with pytest.raises(RopewalkError, match=rf"^{field} is given twice, as '1k' and 4096$"):
+        called(name, "m", "1k", **{field: 4096})
+    with pytest.raises(RopewalkError, match=rf"^{field}: 'long' is not a length"):
+        called(name, "m", "long")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +178,7 @@ def test_search_audit_inspect_and_verify_take_keywords(called):
         ("evaluate", ("m",), {"context": "8k"}, "context must be a RunContext, got '8k'"),
         ("evaluate", ("m",), {"server_model": "x"}, "url is missing"),
         ("pack", ("d",), {"tokenizer": "embedded"}, "length is missing"),
+        ("inspect", ("m",), {"target_length": "32k"}, "unknown keyword target_length; did you mean target?"),
         ("search", ("m",), {"target": "32k"}, "unknown keyword target; did you mean target_length?"),
         ("extend", (5,), {}, "a recipe must be a file, the name of a shipped recipe, a mapping or a Recipe, not int"),
         ("extend", ("demo",), {"resume": "yes"}, "resume must be true or false, got 'yes'"),

@@ -3,7 +3,7 @@
 The main jobs are functions that take a path or name and the options of their commands, and return plain values
 (docs/python.md has examples)::
 
-    extend, search, evaluate, compare, audit, verify, plan, inspect, pack
+    extend, search, evaluate, compare, audit, verify, plan, init, inspect, pack
 
 The building blocks can be used separately: ``attend``, ``PackedLayout``, ``load_model``. Names are imported on first
 use, so ``import ropewalk`` requires neither torch nor a GPU and takes milliseconds.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         compare as compare,
         evaluate as evaluate,
         extend as extend,
+        init as init,
         inspect as inspect,
         pack as pack,
         plan as plan,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ropewalk.audit.settings import AuditSettings
 from ropewalk.data.settings import PackConfig, SourceSpec
-from ropewalk.dry_run.settings import HardwareSettings
+from ropewalk.dry_run.settings import HardwareSettings, InitSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.settings import EvaluationSettings
 from ropewalk.experiments.settings import CompareSettings
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ropewalk import keywords as of
     from ropewalk.audit.results import AuditResult
     from ropewalk.data.run import PackResult
+    from ropewalk.dry_run.init import Proposal
     from ropewalk.dry_run.run import PlannedRun
     from ropewalk.evaluation.record import EvaluationResult
     from ropewalk.experiments.run import ExperimentResult
@@ -72,6 +73,7 @@ class RunOptions(ChangedRecipe):
 
 JOBS: Mapping[str, tuple[str, tuple[type[Settings], ...]]] = {
     "inspect": ("model", (InspectSettings,)),
+    "init": ("model", (InitSettings,)),
     "plan": ("recipe", (HardwareSettings, ChangedRecipe)),
     "pack": ("sources", (PackConfig, InFolder)),
     "search": ("model", (SearchConfig,)),
@@ -87,14 +89,14 @@ JOBS: Mapping[str, tuple[str, tuple[type[Settings], ...]]] = {
 @says_what_is_missing
 def inspect(
     model: Name | Values | InspectSettings,
-    context: RunContext | None = None,
+    context: RunContext | str | int | None = None,
     **keywords: Unpack[of.InspectKeywords],
 ) -> InspectResult:
     """Describe a checkpoint's RoPE and, for a target length, recommend a RoPE setting and say why.
 
     Args:
         model: checkpoint folder, ``config.json``, Hub id or ``embedded``; or the settings.
-        context: see :func:`ropewalk.planning.inspect`.
+        context: the target length, instead of as a keyword; or a run context, see :func:`ropewalk.planning.inspect`.
         keywords: options of ``ropewalk inspect``.
 
     Returns:
@@ -104,13 +106,42 @@ def inspect(
         RopewalkError: for invalid input; the message names the keyword.
 
     Example:
-        >>> inspect("embedded", target="1k").to_json()["target"]["recommended"]
+        >>> inspect("embedded", "1k").to_json()["target"]["recommended"]
         'critical-dimension'
     """
     from ropewalk.planning.inspection import inspect
 
-    (config,) = _settings("inspect", model, keywords)
-    return inspect(config, _context(context))
+    (config,) = _settings("inspect", model, _with_target(context, "target", keywords))
+    return inspect(config, _context(context, length=True))
+
+
+@says_what_is_missing
+def init(
+    model: Name | Values | InitSettings,
+    context: RunContext | str | int | None = None,
+    **keywords: Unpack[of.InitKeywords],
+) -> Proposal:
+    """Write a commented recipe that fits a model, documents and the machine that trains.
+
+    Args:
+        model: checkpoint folder, Hub id or ``embedded``; or the settings.
+        context: the target length, instead of as a keyword; or a run context, whose reporter shows progress.
+        keywords: options of ``ropewalk init``. ``out`` is the file of the recipe, by default ``recipe.yaml``.
+
+    Returns:
+        The recipe, what was seen of documents and machine, and what a run would lack.
+
+    Raises:
+        RopewalkError: for invalid input, before anything is written; the message names the keyword.
+
+    Example:
+        >>> init("embedded", "1k", documents="embedded", out="r.yaml", dry_run=False).missing  # doctest: +SKIP
+        ()
+    """
+    from ropewalk.dry_run.init import propose
+
+    (settings,) = _settings("init", model, _with_target(context, "target", keywords))
+    return propose(settings, _context(context, length=True))
 
 
 @says_what_is_missing
@@ -176,14 +207,14 @@ def pack(
 @says_what_is_missing
 def search(
     model: Name | Values | SearchConfig,
-    context: RunContext | None = None,
+    context: RunContext | str | int | None = None,
     **keywords: Unpack[of.SearchKeywords],
 ) -> SearchResult:
     """Search LongRoPE's rescale factors for a longer context, without training the checkpoint.
 
     Args:
         model: checkpoint folder, Hub id or ``embedded``; or the settings.
-        context: see :func:`ropewalk.search.search`.
+        context: the target length, instead of as a keyword; or a run context, see :func:`ropewalk.search.search`.
         keywords: options of ``ropewalk search``. Without ``out``, no files are written.
 
     Returns:
@@ -198,9 +229,9 @@ def search(
     """
     from ropewalk.search.run import search
 
-    (config,) = _settings("search", model, keywords)
+    (config,) = _settings("search", model, _with_target(context, "target_length", keywords))
     settings = config.settings.within(config.target_length)
-    return search(config.model_copy(update={"settings": settings}), _context(context))
+    return search(config.model_copy(update={"settings": settings}), _context(context, length=True))
 
 
 @says_what_is_missing
@@ -380,7 +411,21 @@ def _settings(job: str, given: Any, keywords: Any) -> list[Any]:
     return settings_from({**as_keywords(kinds[0], first, given), **keywords}, *kinds)
 
 
-def _context(context: RunContext | None, out: Path | None = None) -> RunContext:
+def _with_target(given: RunContext | str | int | None, name: str, keywords: Any) -> Any:
+    """The keywords, with a second argument that is a length under its name."""
+    if isinstance(given, RunContext | None):
+        return keywords
+    if name in keywords:
+        raise RopewalkError(f"{name} is given twice, as {given!r} and {keywords[name]!r}")
+    return {**keywords, name: given}
+
+
+def _context(
+    context: RunContext | str | int | None, out: Path | None = None, length: bool = False
+) -> RunContext:
+    """The run context of a job, whose second argument may also be a length."""
+    if length and not isinstance(context, RunContext):
+        context = None
     if not isinstance(context, RunContext | None):
         raise RopewalkError(f"context must be a RunContext, got {context!r}")
     context = context or RunContext()

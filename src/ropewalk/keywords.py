@@ -21,6 +21,24 @@ class InspectKeywords(TypedDict, total=False):
     target: str | int | None
 
 
+class InitKeywords(TypedDict, total=False):
+    """Keywords of :func:`ropewalk.init`."""
+
+    documents: Sequence[str] | str | PathLike[str]
+    dry_run: bool
+    gpu: (
+        str
+        | Literal["h100", "h200", "a100", "b200", "b300", "mi300x", "4090", "5090", "l40s", "a6000"]
+        | None
+    )
+    gpus: int | None
+    memory_gb: float | None
+    out: str | PathLike[str]
+    rule: str | None
+    target: str | int
+    text_field: str | None
+
+
 class PlanKeywords(TypedDict, total=False):
     """Keywords of :func:`ropewalk.plan`."""
 

@@ -71,6 +71,29 @@ class Proposal(Result):
     tokens: tuple[TokenUse, ...] = ()
     remarks: tuple[str, ...] = ()
 
+    def statement(self) -> list[str]:
+        """What was seen and what is missing, a line each that begins with what it is about."""
+        documents, machine = self.documents, self.machine
+        data = "none"
+        if documents is not None:
+            seen = f"{documents.read:,}{'' if documents.complete else ' and more'}"
+            data = f"{seen} documents, about {documents.tokens:,} tokens"
+        here = f"{machine.cores} cores, {machine.memory_bytes / 1e9:,.1f} GB of memory, "
+        gpus = f"{gpus_of(machine)} of {machine.gpu_bytes / 1e9:g} GB" if machine.gpus else "no GPU"
+        lines = (
+            ("recipe", str(self.out)),
+            ("data", data),
+            ("machine", gpus if machine.named else f"{here}{gpus}"),
+            *([("tokens", ", ".join(map(str, self.tokens)))] if self.tokens else []),
+            *([("adapter", self.adapter)] if self.adapter else []),
+            *((f"stage {number}", line) for number, line in enumerate(self.stages, start=1)),
+            *(("sources", line) for line in self.remarks),
+            *(("missing", line) for line in self.missing),
+            *(("warning", line) for line in self.warnings),
+            ("next", self.next_commands),
+        )
+        return [f"{name:8} {value}" for name, value in lines]
+
 
 def propose(settings: InitSettings, context: RunContext | None = None) -> Proposal:
     """Look at model, documents and machine, and write a recipe that passes its own check.

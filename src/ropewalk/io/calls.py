@@ -157,7 +157,7 @@ def _together(*kinds: type[Settings]) -> type[Settings]:
 
 def _near(name: str, known: Mapping[str, Path]) -> str:
     # A name that goes on is nearer than another word of the same length.
-    longer = [each for each in known if each.startswith(name)]
+    longer = [each for each in known if each.startswith(name) or name.startswith(f"{each}_")]
     near = longer or difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]}?" if near else "keywords are the options of the command, with _ for -"
 
