@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from ropewalk import RopewalkError
+from ropewalk import RopewalkError, compare
 from ropewalk.cli import app as program
 from ropewalk.experiments import run
 from ropewalk.experiments.grid import make_grid
@@ -82,3 +82,20 @@ def test_commands_of_the_page_on_bases_make_the_cells_that_it_names(monkeypatch,
         [6315088.765, base] for base in (4.87e6, 7.98e7, 5e8)
     ]
     assert {each.recipe.stages[1].steps for each in own.runs} == {100}
+
+
+def test_the_folder_of_a_comparison_is_shown_again(capsys, tmp_path):
+    vary, out = ["stages.*.rope=theta,yarn"], tmp_path / "out"
+    grid = make_grid("demo", vary, 1, [], out)
+    for each in grid.runs:
+        finished_run(each.folder, f"stages.0.rope={each.recipe.stages[0].rope.method}")
+        (each.folder / "report.html").write_text("")
+    (out / "grid.json").write_text(json.dumps(grid.record()))
+    before = sorted(out.rglob("*"))
+    assert program.main(["compare", str(out), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [cell["name"] for cell in result["cells"]] == ["base auto", "yarn"]
+    assert compare(str(out)).to_json() == result
+    assert sorted(out.rglob("*")) == before
+    assert program.main(["compare", str(out), "--set", "stages.0.steps=3"]) == 2
+    assert "omit --set" in capsys.readouterr().err

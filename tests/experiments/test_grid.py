@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk import RopewalkError
-from ropewalk.experiments.grid import Varied, make_grid
+from ropewalk.experiments.grid import Varied, make_grid, read_grid
 
 OUT = Path("out")
 
@@ -120,3 +120,15 @@ def test_names_are_short_unique_and_safe():
         assert len(run.cell) < 100
         assert not {*run.cell, *run.folder.parent.name} & set("/\\;*?'\"")
         assert " " not in run.folder.parent.name
+
+
+def test_a_grid_is_read_back_from_its_folder(tmp_path):
+    vary = ["stages.*.rope=1e4,{method: yarn, factor: 4}", "stages.0.steps=5,6"]
+    made = make_grid("demo", vary, 2, ["seed=3", "stages.0.warmup_steps=0"], tmp_path)
+    (tmp_path / "grid.json").write_text(json.dumps(made.record()))
+    found = read_grid(tmp_path / "grid.json")
+    assert (found.cells, found.seeds) == (made.cells, (3, 4))
+    assert [run.recipe for run in found.runs] == [run.recipe for run in made.runs]
+    (tmp_path / "grid.json").write_text("{}")
+    with pytest.raises(RopewalkError, match=r"grid\.json is damaged"):
+        read_grid(tmp_path / "grid.json")

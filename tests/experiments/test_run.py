@@ -263,6 +263,21 @@ def test_shares_that_start_at_once_wait_for_the_one_that_writes_the_recipes(tmp_
     assert all(each.file.is_file() for each in grid.runs)
 
 
+def test_a_second_command_on_the_same_folder_is_refused_before_any_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "resolve", lambda recipe: None)
+    monkeypatch.setattr(run, "_run_all", lambda grid, settings, context: [])
+    out = RunContext(output=tmp_path / "out")
+    for share in (None, "1/2"):
+        run._started(settings(share=share), out.output)
+        part = "runs" if share is None else "runs 1 of 2"
+        with locked(out.output, file=part):
+            with pytest.raises(RopewalkError, match=rf"is writing to .*/{part}; wait until it is done, or"):
+                compare(settings(share=share), out)
+            # The other half of the runs has its own lock, and nothing is finished.
+            with pytest.raises(RopewalkError, match="is finished"):
+                compare(settings(share="2/2"), out)
+
+
 def test_values_and_seeds_may_be_added_and_what_is_lost_is_written_again(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "resolve", lambda recipe: None)
     for more in ({}, {"vary": ("stages.*.pattern=full,anchor,intra_document",), "seeds": 3}):
@@ -346,7 +361,7 @@ def difference(value, p, unit="percent", name="passkey"):
         (
             {"anchor": [difference(12.0, 0.01, "perplexity", "perplexity")]},
             {1},
-            "anchor is worse than full by 12.0 % of the perplexity (3.0 to 21.0) at 1,024 tokens on perplexity; "
+            "anchor is worse than full: its perplexity is 12.0 % higher (3.0 to 21.0 %) at 1,024 tokens; "
             "nothing else is more than chance; each cell has one seed, so the variation between training runs is not "
             "counted.",
         ),

@@ -36,3 +36,10 @@ def test_shares_divide_the_runs(shares):
     ]
     assert set().union(*parts) == set(range(10))
     assert sum(map(len, parts)) == 10
+
+
+def test_the_folder_of_a_comparison_is_read_again_and_takes_no_options(tmp_path):
+    (tmp_path / "grid.json").write_text("{}")
+    assert CompareSettings(what=(str(tmp_path),)).is_reread
+    with pytest.raises(ValidationError, match="--vary applies to a recipe, but a comparison is given"):
+        CompareSettings(what=(str(tmp_path),), vary=("x=1,2",))

@@ -43,7 +43,12 @@ def test_finished_models_decide_by_their_median() -> None:
     assert {run.model for run in found.runs} == {run.model for run in finished}
     assert found.learning_rate == median_low(run.learning_rate for run in finished)
     tokens = [run.tokens for run in finished if run.tokens is not None]
-    assert (found.least_tokens, found.most_tokens) == (min(tokens), max(tokens))
+    assert found.least_tokens == min(tokens)
+    assert found.tokens_words == (
+        f"published runs of finished models of {min(run.parameters for run in found.told) / 1e9:.3g} to "
+        f"{max(run.parameters for run in found.told) / 1e9:.3g} billion parameters took {min(tokens):,} to "
+        f"{max(tokens):,} tokens"
+    )
     # With what carries on pretraining, the highest rate would be ten times as much.
     others = [run.learning_rate for run in RUNS if near(run, size) and run.carries_on]
     assert max(others) > 10 * found.learning_rate

@@ -159,10 +159,7 @@ def document_warnings(found: DocumentFacts | None, target: int, practice: Practi
             "see no dependencies as long as the target."
         )
     if found.complete and found.tokens < practice.least_tokens:
-        yield (
-            f"About {found.tokens:,} tokens are few: published runs of finished models of about this size took "
-            f"{practice.least_tokens:,} to {practice.most_tokens:,}."
-        )
+        yield f"About {found.tokens:,} tokens are few: {practice.tokens_words}."
 
 
 def this_machine() -> MachineFacts:

@@ -15,6 +15,7 @@ import yaml
 
 from ropewalk.errors import RopewalkError
 from ropewalk.experiments.cell_names import cell_names
+from ropewalk.io.files import parse_json
 from ropewalk.rope.methods.base import trainable_methods
 from ropewalk.training import load_recipe
 from ropewalk.training.recipe.file import override_value
@@ -184,11 +185,37 @@ class Grid:
         }
 
 
-def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[str], output: Path) -> Grid:
+def read_grid(file: Path) -> Grid:
+    """Read the grid of a comparison from the file in its folder that :meth:`Grid.record` is in.
+
+    Raises:
+        RopewalkError: if the file is damaged.
+    """
+    try:
+        record = parse_json(file.read_text(encoding="utf-8"), strict=True)
+        seeds = record["seeds"]
+        vary = [f"{key}={json.dumps(values)[1:-1]}" for key, values in record["vary"].items()]
+        base = {**record["base"], "seed": seeds[0], "output": str(file.parent)}
+    except OSError as error:
+        raise RopewalkError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise RopewalkError(
+            f"{file} is damaged ({error}); delete the file, and run the command of the comparison again"
+        ) from error
+    return make_grid(base, vary, len(seeds), (), file.parent)
+
+
+def make_grid(
+    recipe: str | Mapping[str, Any],
+    vary: Sequence[str],
+    seeds: int,
+    overrides: Sequence[str],
+    output: Path,
+) -> Grid:
     """Build all recipes of a grid.
 
     Args:
-        recipe: file or name of a shipped recipe.
+        recipe: file or name of a shipped recipe, or the keys of one.
         vary: ``KEY=VALUE,...`` for each varied key.
         seeds: number of seeds; they count from the recipe's own.
         overrides: overrides for every cell.
@@ -243,7 +270,7 @@ def make_grid(recipe: str, vary: Sequence[str], seeds: int, overrides: Sequence[
                 said = str(error).removeprefix(f"recipe {recipe}: ").replace("--set", "--vary")
                 raise RopewalkError(f"--vary {' --vary '.join(assigned)}: {said}") from error
     fixed = {key: value for key, value in values.items() if key not in ("seed", "output")}
-    return Grid(recipe, varied, numbers, tuple(runs), fixed)
+    return Grid(recipe if isinstance(recipe, str) else "recipe", varied, numbers, tuple(runs), fixed)
 
 
 def _folder_names(varied: Sequence[Varied], combinations: Sequence[tuple[Any, ...]]) -> list[str]:

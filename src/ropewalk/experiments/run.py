@@ -25,20 +25,20 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.score_rows import score_records
 from ropewalk.experiments.cell_names import AUTO_BASE, short_number
 from ropewalk.experiments.finished_runs import FinishedRun, cells_of, read_finished
-from ropewalk.experiments.grid import Grid, Run, make_grid
-from ropewalk.experiments.settings import CompareSettings
+from ropewalk.experiments.grid import Grid, Run, make_grid, read_grid
+from ropewalk.experiments.settings import GRID, CompareSettings
 from ropewalk.experiments.statistics import differences, means_over_seeds
 from ropewalk.io.files import write_json, write_text
 from ropewalk.io.orphan import ends_with_this_process
 from ropewalk.io.results import Result
 from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
-from ropewalk.runs import Runner, Step, Store, Work, held
+from ropewalk.runs import Runner, Step, Store, Work, alone, held
 from ropewalk.training.folder import PAGE, RECIPE, SUMMARY
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import dump_recipe
 
-GRID, COMPARISON = "grid.json", "comparison.json"
+COMPARISON = "comparison.json"
 LONGEST_WAIT = 60
 """Seconds to wait while another process writes the recipes of the same grid."""
 LAST_LINES = 4096
@@ -113,8 +113,10 @@ class ExperimentResult(Result):
 def compare(settings: CompareSettings, context: RunContext | None = None) -> ExperimentResult:
     """Run a recipe with every combination of the given values and compare the results, or compare finished runs.
 
+    The folder of a comparison is read again: its finished runs are compared, and none is started.
+
     Args:
-        settings: either a recipe and the values to vary, or the folders of finished runs.
+        settings: a recipe and the values to vary, or the folders of finished runs, or the folder of a comparison.
         context: the output folder, which is required for a recipe, and the reporter.
 
     Returns:
@@ -137,10 +139,16 @@ def compare(settings: CompareSettings, context: RunContext | None = None) -> Exp
                 "the runs differ only by their seed, so there is nothing to compare; name a run of another recipe"
             )
     else:
-        if context.output is None:
+        if settings.is_reread:
+            grid = read_grid(Path(settings.what[0]).expanduser() / GRID)
+        elif context.output is None:
             raise RopewalkError("a comparison that runs a recipe needs an output folder; give --out")
-        grid = _started(settings, context.output)
-        failures = _run_all(grid, settings, context)
+        else:
+            grid = _started(settings, context.output)
+            # Each part of the runs once at a time; another process would find its runs in use one by one.
+            part = "runs" if settings.share is None else f"runs {settings.share.replace('/', ' of ')}"
+            with alone(context.output, part, "give another --out"):
+                failures = _run_all(grid, settings, context)
         found = _finished_cells(grid)
         cells = {_with_base(name, runs): runs for name, runs in found.items()}
         first = grid.cells[0]
@@ -149,11 +157,11 @@ def compare(settings: CompareSettings, context: RunContext | None = None) -> Exp
         unfinished = sum(not _is_finished(each) for each in grid.runs) - len(failures)
         if not cells:
             why = f": {failures[0].reason} (see {failures[0].log})" if failures else ""
-            raise RopewalkError(f"no run in {context.output} is finished{why}")
+            raise RopewalkError(f"no run in {context.output or settings.what[0]} is finished{why}")
     result = _compared(context.output, reference, cells, failures, unfinished)
     if context.output is not None:
         # Under the lock of a grid, whose next holder removes files that it takes for left over.
-        with _locked(context.output) if len(settings.what) == 1 else nullcontext():
+        with _locked(context.output) if settings.vary else nullcontext():
             write_json(context.output / COMPARISON, result.to_json())
     return result
 
@@ -420,15 +428,16 @@ def conclusion(reference: str, found: Mapping[str, Sequence[ScoreDifference]], s
 
 
 def _compared_words(each: ScoreDifference, reference: str) -> str:
-    """``is better than full by 12 points (3 to 21) at 1,024 tokens on passkey``."""
+    """``is better than full by 12.0 points (3.0 to 21.0) at 1,024 tokens on passkey``."""
     better = each.difference > 0 if each.unit == "percent" else each.difference < 0
     amount = abs(each.difference)
     # On one side of 0 the interval is shown as amounts, like the difference; across 0 it keeps its signs.
     low, high = sorted(abs(end) for end in each.ci95) if each.ci95[0] * each.ci95[1] > 0 else each.ci95
-    unit = "points" if each.unit == "percent" else "% of the perplexity"
+    words = f"is {'better' if better else 'worse'} than {reference}"
     where = "" if each.length is None else f" at {each.length:,} tokens"
     task = each.suite if each.task == each.suite else f"{each.suite} {each.task}"
-    return (
-        f"is {'better' if better else 'worse'} than {reference} by {amount:.1f} {unit} ({low:.1f} to {high:.1f})"
-        f"{where} on {task}"
-    )
+    if each.unit == "percent":
+        return f"{words} by {amount:.1f} points ({low:.1f} to {high:.1f}){where} on {task}"
+    on = "" if task == "perplexity" else f" on {task}"
+    direction = "lower" if better else "higher"
+    return f"{words}: its perplexity is {amount:.1f} % {direction} ({low:.1f} to {high:.1f} %){where}{on}"

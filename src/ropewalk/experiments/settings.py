@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ropewalk.io.settings import COMMON, RECIPE_NAME, Count, Option, Overrides, Settings
 
+GRID = "grid.json"
+"""File in the folder of a comparison that says which runs it has."""
 SHARE = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 
@@ -24,9 +27,11 @@ def _values_by_key(value: Any) -> Any:
 class CompareSettings(Settings):
     """Settings of a comparison of the cells of a grid of runs, or of finished runs."""
 
-    what: Annotated[tuple[str, ...], Option(argument=True, metavar="RECIPE | RUN RUN ...")] = Field(
-        description=f"{RECIPE_NAME}. Or the folders of at least two finished runs or evaluations. The first folder "
-        "is the reference.",
+    what: Annotated[tuple[str, ...], Option(argument=True, metavar="RECIPE | RUN RUN ... | COMPARISON")] = (
+        Field(
+            description=f"{RECIPE_NAME}. Or the folders of at least two finished runs or evaluations. The first folder "
+            "is the reference. Or the folder of a comparison, whose results are read again.",
+        )
     )
     vary: Annotated[
         tuple[str, ...],
@@ -79,19 +84,24 @@ class CompareSettings(Settings):
 
     @model_validator(mode="after")
     def _one_or_the_other(self) -> CompareSettings:
-        if len(self.what) > 1:
+        if self.is_reread or len(self.what) > 1:
+            given = "a comparison is" if self.is_reread else f"{len(self.what)} finished runs are"
             options = {"overrides": "set", "share": "part"}
             fields = ("vary", "overrides", "share", "jobs", "launch")
-            given = [f"--{options.get(name, name)}" for name in fields if getattr(self, name)]
-            if given:
-                raise ValueError(
-                    f"{given[0]} applies to a recipe, but {len(self.what)} finished runs are given; omit {given[0]}"
-                )
+            others = [f"--{options.get(name, name)}" for name in fields if getattr(self, name)]
+            if others:
+                raise ValueError(f"{others[0]} applies to a recipe, but {given} given; omit {others[0]}")
         elif not self.vary:
             raise ValueError(
-                "no key is varied, so there is nothing to compare; give --vary KEY=VALUE,VALUE, or two finished runs"
+                "no key is varied, so there is nothing to compare; give --vary KEY=VALUE,VALUE, or two finished runs, "
+                "or the folder of a comparison"
             )
         return self
+
+    @property
+    def is_reread(self) -> bool:
+        """Whether the folder of a comparison is given, whose results are read again."""
+        return len(self.what) == 1 and (Path(self.what[0]).expanduser() / GRID).is_file()
 
     def is_mine(self, number: int) -> bool:
         """Whether the run with this index belongs to the share."""

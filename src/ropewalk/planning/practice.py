@@ -57,20 +57,33 @@ class Practice:
     Attributes:
         learning_rate: peak learning rate; for an adapter, :data:`ADAPTER` times that of all weights.
         reason: where it comes from, in a sentence without its full stop.
-        least_tokens, most_tokens: fewest and most tokens of runs of finished models of about this size.
+        told: runs of finished models that tell their tokens, of about this size or else the nearest in size.
         runs: these runs, the nearest in size first.
     """
 
     learning_rate: float
     reason: str
-    least_tokens: int
-    most_tokens: int
+    told: tuple[PublishedRun, ...]
     runs: tuple[PublishedRun, ...]
 
     @property
     def whose(self) -> str:
         """These runs in words."""
         return f"published runs of models of {_sizes(self.runs)} parameters"
+
+    @property
+    def tokens_words(self) -> str:
+        """How many tokens such runs took, in words."""
+        tokens = [run.tokens for run in self.told if run.tokens is not None]
+        return (
+            f"published runs of finished models of {_sizes(self.told)} parameters took {min(tokens):,} to "
+            f"{max(tokens):,} tokens"
+        )
+
+    @property
+    def least_tokens(self) -> int:
+        """Fewest tokens of these runs."""
+        return min(run.tokens for run in self.told if run.tokens is not None)
 
 
 @cache
@@ -105,10 +118,10 @@ def practice_for(parameters: int | None, adapter: bool = False) -> Practice:
         compared = near if len(near) >= FEWEST else runs[:FEWEST]
         rate, what = min(run.learning_rate for run in compared), "the lowest"
     # What carries on pretraining reads as much as there is: how little is enough is seen of finished models alone.
-    told = [run.tokens for run in finished if run.tokens is not None]
+    told = [run for run in finished if run.tokens is not None]
     if len(told) < FEWEST:
-        told = [run.tokens for run in runs if run.tokens is not None and not run.carries_on][:FEWEST]
-    practice = Practice(rate * (ADAPTER if adapter else 1), "", min(told), max(told), tuple(compared))
+        told = [run for run in runs if run.tokens is not None and not run.carries_on][:FEWEST]
+    practice = Practice(rate * (ADAPTER if adapter else 1), "", tuple(told), tuple(compared))
     reason = f"{rate:g} is {what} of {len(compared)} {practice.whose}"
     if adapter:
         reason = f"{ADAPTER} times that of all weights, as usual for adapters; {reason}"

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Found as Found,
         Store as Store,
         Todo as Todo,
+        alone as alone,
         held as held,
         opened as opened,
     )

@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -505,6 +505,15 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RopewalkError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def alone(folder: Path, part: str, advice: str) -> AbstractContextManager[None]:
+    """Let one process at a time do a part of what a folder holds, while others may do other parts.
+
+    Raises:
+        RopewalkError: if another process does this part.
+    """
+    return locked(folder, advice, file=part)
 
 
 @contextmanager

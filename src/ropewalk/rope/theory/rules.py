@@ -215,7 +215,7 @@ def recommended_theta(
         reason = (
             f"with base {law:,.0f}, as many rotary pairs complete a turn within the target length as did within the "
             f"trained length (rule critical-dimension); {even}{length:,} tokens{beyond} need a base of {least} "
-            f"{floor:,.0f} (rule length-floor)"
+            f"{floor:,.0f} (rule length-floor, {FLOOR_DIM} rotated dimensions)"
         )
         return Recommendation(law, CRITICAL_DIMENSION, reason, law, floor)
     reason = (

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from ropewalk.data.read.embedded import EMBEDDED
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import explain
 from ropewalk.recipes import shipped_recipes
@@ -52,6 +53,10 @@ def load_recipe(
     # With a YAML suffix it is always a file, so a mistyped path is not taken for the name of a shipped recipe.
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
         shipped = shipped_recipes()
+        if str(name) == EMBEDDED:
+            raise RopewalkError(
+                f"{EMBEDDED} is a model and no recipe; the recipe that trains this model is demo"
+            )
         if str(name) not in shipped:
             raise RopewalkError(
                 f"there is no recipe file {name}; give a file or one of the shipped recipes: {', '.join(shipped)}"
