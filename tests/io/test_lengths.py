@@ -18,6 +18,9 @@ from ropewalk.io.lengths import duration, format_length, parse_length
         ("1.5k", 1536),
         ("0.25M", 262144),
         ("1", 1),
+        ("131,072", 131072),
+        ("131_072", 131072),
+        ("1,048,576", 1048576),
     ],
 )
 def test_lengths_as_people_write_them(text: str, tokens: int) -> None:
@@ -40,8 +43,11 @@ MANY_DIGITS = ("9" * 400, "9" * 5000, "9" * 400 + ".5", "1." + "0" * 5000)
         "128kb",
         "1g",
         "1e5",
-        "1_000",
-        "1,000",
+        "1,048_576",
+        "1,0000",
+        "1000,000",
+        "128,",
+        "1,000.5",
         "nan",
         "１k",
         "12 8k",

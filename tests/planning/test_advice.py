@@ -76,6 +76,8 @@ def test_a_model_that_training_refuses_gets_the_reason_and_no_recipe() -> None:
     assert (advice.chosen, advice.recommendation, list(advice.stages)) == (None, None, [])
     assert not any("base" in reason for reason in advice.reasons)
     assert advise(LLAMA_2, 4096, 4096, winged).action.startswith("Change nothing")
+    assert advise(LLAMA_2, 4096, 4096, winged).action.endswith("the target of 4,096 fits.")
+    assert advise(LLAMA_2, 4096, 128, winged).action.endswith("the target of 128 fits; did you mean 128k?")
 
 
 @pytest.mark.parametrize(

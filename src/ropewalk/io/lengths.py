@@ -8,13 +8,16 @@ from fractions import Fraction
 from ropewalk.errors import RopewalkError
 
 _UNITS = {"": 1, "k": 1024, "m": 1024**2}
-_LENGTH = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([km]?)", re.IGNORECASE)
-LENGTH_PATTERN = r"^\s*[0-9]{1,18}(\.[0-9]{1,18})?\s*[kKmM]?\s*$"
+_NUMBER = r"(?:[0-9]{1,18}(?:\.[0-9]{1,18})?|[0-9]{1,3}(?:(?:,[0-9]{3}){1,5}|(?:_[0-9]{3}){1,5}))"
+_LENGTH = re.compile(rf"({_NUMBER})\s*([km]?)", re.IGNORECASE)
+LENGTH_PATTERN = rf"^\s*{_NUMBER}\s*[kKmM]?\s*$"
 """The same for JSON Schema, in which a pattern has no flags."""
 
 
 def parse_length(text: str) -> int:
     """Parse a length in tokens; ``k`` is 1024 and ``M`` is 1048576, in upper or lower case.
+
+    Thousands may be grouped by commas or underscores: ``131,072``.
 
     Raises:
         RopewalkError: if the text is not a length, not a whole number of tokens, or less than 1.
@@ -27,7 +30,7 @@ def parse_length(text: str) -> int:
     if match is None:
         raise RopewalkError(f"{text!r} is not a length; write a number of tokens such as 131072, 128k or 1M")
     # A Fraction instead of a float: rounding could turn 0.1k into a whole number.
-    tokens = Fraction(match[1]) * _UNITS[match[2].lower()]
+    tokens = Fraction(re.sub("[,_]", "", match[1])) * _UNITS[match[2].lower()]
     if tokens.denominator != 1 or tokens < 1:
         raise RopewalkError(
             f"{text!r} is {float(tokens):g} tokens; a length must be a whole number of at least 1"

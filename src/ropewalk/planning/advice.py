@@ -30,7 +30,7 @@ from ropewalk.rope.theory import (
     published_near,
 )
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.rules import CURRENT, FLOOR_DIM, covers
+from ropewalk.rope.theory.rules import CURRENT, FLOOR_DIM, covers, meant_thousands
 
 
 @dataclass(frozen=True)
@@ -398,7 +398,7 @@ def _action(
     if target_length <= trained_length:
         return (
             f"Change nothing: the model is trained for {trained_length:,} tokens, and the target of "
-            f"{target_length:,} fits."
+            f"{target_length:,} fits{meant_thousands(trained_length, target_length) or '.'}"
         )
     if refusals:
         return f"ropewalk extend does not train this model at {target_length:,} tokens: it {'; it '.join(refusals)}."

@@ -221,8 +221,12 @@ def test_stages_of_gradient() -> None:
 
 
 def test_stages_refuse_a_target_that_is_not_longer() -> None:
-    with pytest.raises(RopewalkError, match="must be above the trained length of 4096 tokens, got 4096"):
+    with pytest.raises(RopewalkError, match=r"must be above the trained length of 4096 tokens, got 4096$"):
         stage_contexts(4096, 4096)
+    with pytest.raises(RopewalkError, match=r"got 128; did you mean 128k\?"):
+        stage_contexts(8192, 128)
+    with pytest.raises(RopewalkError, match=r"got 4$"):
+        stage_contexts(8192, 4)
 
 
 @given(st.integers(2, 64), st.floats(100, 1e8), st.integers(16, 10**5), st.integers(1, 64))

@@ -256,6 +256,13 @@ LEAST_FACTOR, MOST_FACTOR = 4, 8
 """Smallest and largest ratio between the lengths of two consecutive stages, as in published curricula."""
 
 
+def meant_thousands(trained_length: int, target_length: int) -> str:
+    """The question whether a target of 128 tokens was to be 128k, to end a sentence with; empty if it cannot be."""
+    if target_length < trained_length < 1024 * target_length:
+        return f"; did you mean {target_length}k?"
+    return ""
+
+
 def stage_contexts(trained_length: int, target_length: int) -> list[int]:
     """Context lengths of the stages from ``trained_length`` to ``target_length``, ending with the latter.
 
@@ -274,6 +281,7 @@ def stage_contexts(trained_length: int, target_length: int) -> list[int]:
     if not 1 <= trained_length < target_length:
         raise RopewalkError(
             f"the target length must be above the trained length of {trained_length} tokens, got {target_length}"
+            f"{meant_thousands(trained_length, target_length)}"
         )
     contexts = []
     length = trained_length
