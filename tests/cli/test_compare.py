@@ -25,7 +25,7 @@ def test_finished_runs_are_compared_and_the_conclusion_comes_first(capsys, runs)
     assert shown.startswith(
         "No difference from pattern full is more than chance (1 tested); each cell has one seed"
     )
-    assert "Cells and what a run of each cost" in shown
+    assert "Cells and what the training of a run cost" in shown
 
 
 def test_a_page_and_figures_lie_in_the_folder(capsys, runs, tmp_path):

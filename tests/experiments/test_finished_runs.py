@@ -30,7 +30,7 @@ def finished_run(folder, *overrides):
 
 def test_a_run_has_results_a_recipe_a_seed_and_a_cost(tmp_path):
     found = read_finished(finished_run(tmp_path / "run", "seed=3"))
-    assert (found.seed, found.results, found.cost) == (3, (result(),), Cost(1.0, 15.0))
+    assert (found.seed, found.results, found.cost) == (3, (result(),), Cost(1.0, 15.0, tokens=54_000))
     assert found.recipe["stages.0.pattern"] == "anchor"
     assert not any(key.startswith(("output", "seed")) for key in found.recipe)
 
@@ -42,7 +42,7 @@ def test_the_peak_of_memory_is_that_of_the_step_with_the_most(tmp_path):
         # A resumed run starts to count again.
         line["peak_process_memory"] = peak
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_finished(run).cost == Cost(1.0, 15.0, None, 700)
+    assert read_finished(run).cost == Cost(1.0, 15.0, None, 700, 54_000)
 
 
 def test_runs_that_differ_by_seed_and_place_are_one_cell(tmp_path):

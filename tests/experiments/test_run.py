@@ -20,7 +20,7 @@ from ropewalk import RopewalkError, RunContext, compare
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.experiments import run
-from ropewalk.experiments.finished_runs import FinishedRun
+from ropewalk.experiments.finished_runs import Cost, FinishedRun
 from ropewalk.experiments.grid import make_grid
 from ropewalk.experiments.run import conclusion
 from ropewalk.experiments.settings import CompareSettings
@@ -226,6 +226,14 @@ def test_no_other_cell_takes_the_place_of_a_reference_without_runs(missing):
     assert [cell.name for cell in result.cells] == list(cells)
     assert list(result.differences) == ([] if missing == "full" else [n for n in cells if n != "full"])
     assert result.conclusion.startswith("Nothing is compared") == (missing == "full")
+
+
+def test_the_speed_of_a_cell_is_its_tokens_over_its_time():
+    # The mean of both rates, 30 tokens per second, would contradict the mean time.
+    costs = (Cost(1.0, 40.0, tokens=144_000), Cost(2.0, 20.0, tokens=144_000))
+    cell = run._cell("c", {n: FinishedRun(Path("x"), (), None, n, cost) for n, cost in enumerate(costs)})
+    assert (cell.hours, cell.fewest_hours, cell.most_hours, cell.tokens) == (1.5, 1.0, 2.0, 144_000)
+    assert cell.tokens_per_second == pytest.approx(cell.tokens / (3600 * cell.hours))
 
 
 def test_a_cell_with_the_recommended_base_names_it():

@@ -31,12 +31,14 @@ class Cost:
         hours: time of its training steps.
         tokens_per_second: tokens over that time; None if it did not train.
         gpu_memory, process_memory: most bytes of rank 0 on its GPU, or of its process on a CPU; None if not recorded.
+        tokens: tokens in the rows of its training steps.
     """
 
     hours: float
     tokens_per_second: float | None
     gpu_memory: int | None = None
     process_memory: int | None = None
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def cost_of(folder: Path) -> Cost:
     )
     # A largest value of 0 means that no step recorded this peak.
     peaks = [max((int(step.get(key) or 0) for step in steps), default=0) or None for key in (GPU, PROCESS)]
-    return Cost(seconds / 3600, tokens / seconds if seconds else None, *peaks)
+    return Cost(seconds / 3600, tokens / seconds if seconds else None, peaks[0], peaks[1], round(tokens))
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

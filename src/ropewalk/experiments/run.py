@@ -69,9 +69,12 @@ class Cell:
         name: what varies, in short, such as ``base 1e4``, or the folder of a finished run.
         seeds: seeds of its finished runs.
         results: mean of each task over the seeds, with a 95 % interval.
-        hours, tokens_per_second: means over its runs; None for evaluations.
+        hours: mean time of the training steps of its runs; None for evaluations.
+        tokens_per_second: tokens of all its runs over their time; None for evaluations.
         gpu_memory, process_memory: most bytes of any of its runs, see :class:`Cost`.
         folders: folders of its finished runs, in the order of the seeds.
+        tokens: mean number of tokens in the rows of these steps; None for evaluations.
+        fewest_hours, most_hours: shortest and longest time of its runs; None for evaluations.
     """
 
     name: str
@@ -82,6 +85,9 @@ class Cell:
     gpu_memory: int | None = None
     process_memory: int | None = None
     folders: tuple[Path, ...] = ()
+    tokens: float | None = None
+    fewest_hours: float | None = None
+    most_hours: float | None = None
 
 
 @dataclass(frozen=True)
@@ -382,16 +388,21 @@ def _compared(
 
 def _cell(name: str, runs: Mapping[int, FinishedRun]) -> Cell:
     costs = [run.cost for run in runs.values() if run.cost is not None]
-    speeds = [cost.tokens_per_second for cost in costs if cost.tokens_per_second is not None]
+    hours = [cost.hours for cost in costs]
+    tokens = sum(cost.tokens for cost in costs)
     return Cell(
         name,
         tuple(runs),
         tuple(means_over_seeds({seed: run.results for seed, run in runs.items()})),
-        fmean(cost.hours for cost in costs) if costs else None,
-        fmean(speeds) if speeds else None,
+        fmean(hours) if costs else None,
+        # A mean of the runs' rates would contradict the mean time where runs differ in it.
+        tokens / sum(hours) / 3600 if sum(hours) else None,
         max((cost.gpu_memory for cost in costs if cost.gpu_memory), default=None),
         max((cost.process_memory for cost in costs if cost.process_memory), default=None),
         tuple(run.folder for run in runs.values()),
+        tokens / len(costs) if costs else None,
+        min(hours, default=None),
+        max(hours, default=None),
     )
 
 

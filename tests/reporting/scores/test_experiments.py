@@ -80,17 +80,19 @@ def test_few_seeds_and_bands_are_explained_where_intervals_are():
     assert not said((0,), (0,))
 
 
-def test_short_times_keep_three_digits():
-    def hours(value):
-        cells = tuple(replace(each, hours=value) for each in RESULT.cells)
-        return experiment_tables(replace(RESULT, cells=cells))[2].rows[0][2]
-
-    assert [hours(value) for value in (0.004168, 0.1234, 12.34, 1234.5)] == [
-        "0.00417",
-        "0.123",
-        "12.3",
-        "1,234",
+def test_times_have_the_unit_that_people_would_use_and_their_spread():
+    first, second = RESULT.cells
+    cells = (
+        replace(first, hours=0.002, fewest_hours=0.001, most_hours=0.003, tokens=8192.0),
+        replace(second, hours=12.34),
+    )
+    table = experiment_tables(replace(RESULT, cells=cells))[2]
+    assert [row[2:5] for row in table.rows] == [
+        ("8,192", "7.2 seconds", "3.6 seconds to 11 seconds"),
+        ("", "12.3 hours", ""),
     ]
+    alone = experiment_tables(replace(RESULT, cells=(replace(first, seeds=(0,)),), differences={}))[-1]
+    assert "lowest to highest" not in alone.header
 
 
 def test_perplexity_by_position_is_a_figure_for_any_number_of_seeds():

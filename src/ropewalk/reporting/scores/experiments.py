@@ -11,23 +11,29 @@ from rich.text import Text
 from ropewalk.evaluation.score_rows import ScoreRow, by_suite, by_task, score_rows
 from ropewalk.evaluation.student import student_quantile
 from ropewalk.experiments.run import Cell, ExperimentResult
+from ropewalk.io.lengths import duration
 from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.evaluation import difference_figure, perplexity_figure, score_figure
 from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.scores.evaluation import longest_by_position
 from ropewalk.reporting.scores.tables import comparison_table, evaluation_tables
 from ropewalk.reporting.shown_text import shown
-from ropewalk.reporting.style import MOST_LINES, number_text
+from ropewalk.reporting.style import MOST_LINES
 from ropewalk.reporting.tables import Part, ResultTable, counted
 
 REPORT = "report.html"
 GIB = 2**30
+COST_NOTES = (
+    "tokens: in the rows of all training steps, mean over seeds; time: of these steps, mean over seeds, without "
+    "evaluation, packing and checkpoints; tokens per second: tokens of all seeds over their time",
+    "times hold for this machine as it was: other programs, or several runs at a time, make them longer",
+)
 FEW_SEEDS = 3
 """Largest number of seeds whose mean has an interval of more than four standard errors to each side."""
 
 
 def cost_table(cells: Sequence[Cell]) -> ResultTable:
-    """Seeds, hours, speed and peak memory of each cell."""
+    """Seeds, tokens, time, speed and peak memory of each cell."""
     # A column says what was measured: the memory of a GPU and of a process cannot be compared.
     memory = [
         (words, found)
@@ -37,18 +43,36 @@ def cost_table(cells: Sequence[Cell]) -> ResultTable:
         )
         if any(found)
     ]
+    several = any(len(cell.seeds) > 1 for cell in cells)
     rows = tuple(
         (
             shown(cell.name),
             str(len(cell.seeds)),
-            "" if cell.hours is None else number_text(cell.hours),
+            "" if cell.tokens is None else f"{cell.tokens:,.0f}",
+            _time(cell.hours),
+            *([_times(cell)] if several else []),
             "" if cell.tokens_per_second is None else f"{cell.tokens_per_second:,.0f}",
             *("" if not found[number] else f"{(found[number] or 0) / GIB:.2f}" for _, found in memory),
         )
         for number, cell in enumerate(cells)
     )
-    header = ("cell", "seeds", "hours of training", "tokens per second", *(words for words, _ in memory))
-    return ResultTable("Cells and what a run of each cost", header, rows)
+    header = (
+        *("cell", "seeds", "tokens", "time"),
+        *(["lowest to highest"] if several else []),
+        "tokens per second",
+        *(words for words, _ in memory),
+    )
+    return ResultTable("Cells and what the training of a run cost", header, rows, notes=COST_NOTES)
+
+
+def _time(hours: float | None) -> str:
+    return "" if hours is None else duration(3600 * hours)
+
+
+def _times(cell: Cell) -> str:
+    """Shortest and longest time of a cell's runs."""
+    ends = _time(cell.fewest_hours), _time(cell.most_hours)
+    return f"{ends[0]} to {ends[1]}" if all(ends) and len(cell.seeds) > 1 else ""
 
 
 def experiment_tables(result: ExperimentResult) -> list[ResultTable]:
