@@ -103,6 +103,7 @@ def test_json_describes_llama_3_1(run: Run, tmp_path: Path, capsys: pytest.Captu
         "tokens": None,
         "target": None,
         "readers": None,
+        "readers_at_target": None,
     }
     inv_freq = Llama3(128, 500000.0, 8.0, 1.0, 4.0, 8192).frequencies().inv_freq.tolist()
     loaded = method["loaded"]

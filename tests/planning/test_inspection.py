@@ -13,6 +13,7 @@ from ropewalk.planning import InspectSettings, inspect
 from ropewalk.planning.inspection import advise_on
 from ropewalk.planning.sizing.model_shape import ModelShape
 from ropewalk.versions import older_transformers
+from tests.checkpoint_cases import path_of
 from tests.data.tokens.test_special_ids import chat_tokenizer
 from tests.planning.planning_cases import LLAMA, printed
 from tests.versions import NEWEST
@@ -182,3 +183,17 @@ def test_the_tokens_of_rows_are_those_of_the_tokenizer_beside_the_config(
     assert main(["inspect", str(tmp_path)]) == 0
     line = "tokens of packed rows: anchor <|im_start|> (bos_token), document end <|im_end|> (eos_token)"
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_programs_are_read_with_the_recommended_setting_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(path_of("gemma-3-1b").read_text())
+    for model in (tmp_path, tmp_path / "config.json"):
+        found = inspect(InspectSettings(model=str(model), target=2**17, readers=True))
+        assert found.readers is not None
+        assert found.readers_at_target is not None
+        now, then = ({each.key: each for each in some} for some in (found.readers, found.readers_at_target))
+        assert (now["vllm"].served, then["vllm"].served) == (2**15, 2**17)
+        assert "EXTENDED" in str(then["vllm"].launch)
+    # Nothing changes for a length that the model has.
+    assert inspect(InspectSettings(model=str(tmp_path), target=2**15, readers=True)).readers_at_target is None
+    assert inspect(InspectSettings(model=str(tmp_path), target=2**17)).readers_at_target is None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.compatibility import Reading, readings
+from ropewalk.compatibility.table import checkpoint_of, readings_of
 from ropewalk.data import PackingSettings, load_tokenizer
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.tokens.special_ids import Doubt, TokenUse, doubtful_tokens, tokens_of_rows
@@ -18,6 +19,8 @@ from ropewalk.io.progress import counted
 from ropewalk.io.results import Result
 from ropewalk.models.config.file import read_model_config
 from ropewalk.models.config.model import LayerConfig, ModelConfig
+from ropewalk.models.config.read import read_config
+from ropewalk.models.config.write import with_rope, written_config
 from ropewalk.models.rope.frequencies import LoadedRope, loaded_rope
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice, Checkpoint, advise, explained
@@ -26,6 +29,10 @@ from ropewalk.planning.stages import recipe_stages
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.theory import SEARCH_LIMIT, SHORTEST_LENGTH, context_bound, critical_dimension
 from ropewalk.rope.theory.bases import Progress
+from ropewalk.versions import is_installed
+
+EXTENDED = "EXTENDED"
+"""The extended checkpoint in commands, which does not exist yet."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class InspectResult(Result):
         warnings: suspicious values in the config, one sentence each.
         advice: for the target length. None if there is no target.
         readers: what other programs make of the config. None if not asked for.
+        readers_at_target: what they would make of it with the recommended setting. None if not asked for, if there is
+            no such setting, or if transformers cannot write it.
         tokens: the tokens that packing adds to rows of the pattern anchor. None if there is no tokenizer.
         doubts: those of the tokenizer that probably do not belong to documents.
     """
@@ -49,6 +58,7 @@ class InspectResult(Result):
     readers: tuple[Reading, ...] | None = None
     tokens: tuple[TokenUse, ...] | None = None
     doubts: tuple[Doubt, ...] = ()
+    readers_at_target: tuple[Reading, ...] | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -129,6 +139,9 @@ class InspectResult(Result):
             "tokens": None if self.tokens is None else [asdict(each) for each in self.tokens],
             "target": None if self.advice is None else self.advice.to_json(),
             "readers": None if self.readers is None else [each.to_json() for each in self.readers],
+            "readers_at_target": None
+            if self.readers_at_target is None
+            else [each.to_json() for each in self.readers_at_target],
         }
 
 
@@ -180,8 +193,30 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
     if config.target is not None:
         advice = _advice(checkpoint, config.target, config.explain, context or RunContext())
     readers = tuple(readings(str(resolve_model(config.model)), config.model)) if config.readers else None
+    at_target = None
+    if (
+        config.readers
+        and advice is not None
+        and advice.chosen is not None
+        and advice.chosen.method is not None
+    ):
+        at_target = _readers_at(config.model, advice.chosen.method, advice.target_length)
     tokens, doubts = _special_tokens(config.model)
-    return InspectResult(checkpoint, loaded, tuple(warnings), advice, readers, tokens, doubts)
+    return InspectResult(checkpoint, loaded, tuple(warnings), advice, readers, tokens, doubts, at_target)
+
+
+def _readers_at(model: str, method: RopeMethod, target: int) -> tuple[Reading, ...] | None:
+    """What programs would make of a checkpoint with another RoPE; None if transformers cannot write its config."""
+    if not is_installed("transformers"):
+        return None
+    path = Path(resolve_model(model)).expanduser()
+    # transformers reads a folder, and a Hub id as it is.
+    place = path.parent if path.name == "config.json" and path.is_file() else resolve_model(model)
+    try:
+        extended = with_rope(read_config(place), method, target)
+    except RopewalkError:
+        return None
+    return tuple(readings_of(checkpoint_of(written_config(extended.source), model), EXTENDED))
 
 
 def _special_tokens(model: str) -> tuple[tuple[TokenUse, ...] | None, tuple[Doubt, ...]]:

@@ -48,7 +48,8 @@ class InspectSettings(Settings):
     readers: bool = Field(
         default=False,
         description="Also show which programs (transformers, vLLM, SGLang, llama.cpp, mlx-lm) compute this RoPE "
-        "correctly from the config, and how to serve the full context with them.",
+        "correctly from the config, and how to serve the full context with them; with --target, also with the setting "
+        "that is recommended.",
     )
     explain: bool = Field(
         default=False,

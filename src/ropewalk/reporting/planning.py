@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ropewalk.planning.advice import Advice
-from ropewalk.planning.inspection import InspectResult
+from ropewalk.planning.inspection import EXTENDED, InspectResult
 from ropewalk.planning.rules import CONTEXT_BOUND, SYMBOLS, WIDE
 from ropewalk.planning.run import PlanResult
 from ropewalk.planning.settings import InspectSettings, PlanSettings
@@ -34,8 +34,18 @@ def describe_inspection(result: InspectResult, config: InspectSettings) -> Itera
     description, advice = result.to_json(), result.advice
     said = "stated" if result.config.documented_length is None else "documented"
     if config.readers:
-        yield from readers_parts(result.readers or (), f"RoPE of {config.model} in other programs")
+        now = "" if advice is None else " as it is now"
+        yield from readers_parts(result.readers or (), f"RoPE of {config.model}{now} in other programs")
         yield ""
+        if result.readers_at_target is not None and advice is not None:
+            setting = f"the setting recommended for {advice.target_length:,} tokens"
+            yield from readers_parts(
+                result.readers_at_target, f"With {setting} ({EXTENDED} is the result of a run)"
+            )
+            yield ""
+        elif advice is not None and advice.stages:
+            yield "For the extended model: ropewalk inspect RUN/model --readers, where RUN is the output of the run"
+            yield ""
     if advice is None:
         yield _table(description, said)
         if result.tokens:
