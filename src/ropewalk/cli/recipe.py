@@ -11,7 +11,7 @@ from pydantic import Field
 from ropewalk.cli.binding import make_command, make_group
 from ropewalk.cli.output import JsonFlag, print_json, run_context, show, show_result
 from ropewalk.dry_run.settings import TrainingMachine
-from ropewalk.io.settings import RECIPE_NAME, Overrides
+from ropewalk.io.settings import COMMON, RECIPE_NAME, Overrides
 from ropewalk.recipes import head_of, recipe_text, schema_text, shipped_recipes
 
 
@@ -47,7 +47,7 @@ def check_command(
     recipe: Annotated[str, Field(description=f"{RECIPE_NAME}.")],
     machine: TrainingMachine,
     *,
-    overrides: Overrides = (),
+    overrides: Annotated[Overrides, COMMON] = (),
     as_json: JsonFlag = False,
 ) -> None:
     """Check a recipe without running it.
