@@ -117,6 +117,8 @@ def planned_run(**changes) -> PlannedRun:
         fits=True,
         changes=(),
         spare=(),
+        finer=None,
+        attention="",
         flops={"dense": 3 * 10**15, "attention": 10**15},
         model_flops=3 * 10**15,
         sent={"shards": 10**9, "replicas": 0, "ulysses": 2 * 10**9, "ring": 0},

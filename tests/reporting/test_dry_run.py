@@ -73,6 +73,42 @@ def test_what_does_not_fit_names_the_change():
     assert "with 16 GPUs it fits (40.0 GB)" in text
 
 
+def test_changes_are_said_to_include_those_before_them():
+    first, second, third = "stages.0.a: true", "stages.0.b: 16k", "stages.0.c: true"
+    changes = (
+        Change(first, 10**11, False, settings={"a": True}),
+        Change("stages.0.x: true", None, False, "the adapter forbids it"),
+        Change(second, 9 * 10**10, False, settings={"a": True, "b": 16384}),
+        Change(third, 10**10, True, settings={"a": True, "b": 16384, "c": True}),
+    )
+    text = text_of(planned_run(fits=False, changes=changes))
+    assert f"with {first} it does not fit" in text
+    assert f"with {first} and also {second} it does not fit" in text
+    assert f"with {first} and {second} and also {third} it fits" in text
+    text = text_of(planned_run(spare=(replace(changes[0], fits=True), replace(changes[2], fits=True))))
+    assert f"memory is free: {first} fits too" in text
+    assert f"memory is free: {first} and also {second} fits too" in text
+
+
+def test_what_attention_keeps_is_said_and_what_a_finer_mesh_would_save():
+    text = text_of(planned_run(attention="results of attention are computed again in the backward"))
+    assert "stage 1: results of attention are computed again in the backward" in text
+    assert "auto took" not in text
+    finer = Change("parallel: {sequence: 8}", 10**9, True, seconds=8.5)
+    assert (
+        "with parallel: {sequence: 8}, which has room to keep results of attention, a step takes 8.5 s instead of 10"
+        in (text_of(planned_run(finer=finer)))
+    )
+    for other in (replace(finer, seconds=10.5), replace(finer, fits=False), replace(finer, seconds=None)):
+        assert "auto took" not in text_of(planned_run(finer=other))
+
+
+def test_times_are_said_to_be_those_of_training_alone():
+    words = "time and cost are those of the training steps, without packing, evaluations and export"
+    assert words in text_of(planned_run())
+    assert words not in text_of(planned_run(time=None))
+
+
 def test_mistakes_are_named_with_their_line():
     result = planned_run(waits=(Wait("mine.py:7 forward", "forward", 32),))
     stage = result.stages[0]

@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from ropewalk.attention.api import KERNELS
 from ropewalk.attention.speeds import SPEEDS
 from ropewalk.dry_run.recorded_run import Slowdown, recorded_run
 from ropewalk.dry_run.settings import HardwareSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
-from ropewalk.io.progress import counted
+from ropewalk.io.progress import Reporter
 from ropewalk.io.results import Result
 from ropewalk.models.attention.kernels import kernel_packages
+from ropewalk.models.attention.recurrent import passes_states
 from ropewalk.models.config.read import read_config
 from ropewalk.models.load import choose_device
 from ropewalk.parallel import MeshShape, World
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.sizing.recurrent import SHARES
 from ropewalk.planning.sizing.time import Cluster, gpu_named, waiting_seconds
-from ropewalk.training.memory_need import USABLE
+from ropewalk.training.memory_need import USABLE, may_keep, most_kept
 from ropewalk.training.mesh_choice import TILE, DoesNotFit
 from ropewalk.training.preflight import Machine, device_bytes, resolve
 from ropewalk.training.recipe.recipe import Parallel, Recipe
-from ropewalk.training.resolved import ResolvedRecipe
+from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
 from ropewalk.training.simulation.assumed_documents import Documents, documents_of
 from ropewalk.training.simulation.memory import Memory
-from ropewalk.training.simulation.rank_costs import Copy, Player, RankCosts, Wait, in_own_process
+from ropewalk.training.simulation.rank_costs import (
+    Copy,
+    Player,
+    RankCosts,
+    Wait,
+    in_own_process,
+    played_by,
+)
 from ropewalk.training.simulation.roofline import compute_seconds
 
 ONE_NODE = 8
@@ -91,6 +102,8 @@ class PlannedStage:
         fits: whether the peak is within ``usable``, and ``host`` within ``host_usable``.
         changes: changes that were tried if it does not fit, the first one that fits last.
         spare: settings that save memory and were turned off if it fits, costliest first, until it fits no more.
+        finer: the mesh that was tried because ``auto`` chose one without room to keep results of attention.
+        attention: what checkpointed layers keep of their attention, in words; empty if it is not computed again anyway.
         flops: operations of a step over all ranks, recomputation included: ``dense``, ``attention``, ``recurrent`` if
             the model has such kernels.
         model_flops: operations of a step without recomputation.
@@ -120,6 +133,8 @@ class PlannedStage:
     fits: bool
     changes: tuple[Change, ...]
     spare: tuple[Change, ...]
+    finer: Change | None
+    attention: str
     flops: dict[str, int]
     model_flops: int
     sent: dict[str, int]
@@ -279,7 +294,7 @@ def plan_here(recipe: Recipe, world: World | None = None, context: RunContext | 
 def _planned(recipe: Recipe, target: _Target, context: RunContext) -> PlannedRun:
     numbers = [number for number, stage in enumerate(recipe.stages) if stage.steps]
     # One process for the dry runs of all stages, those that choose their meshes included.
-    with in_own_process() as player:
+    with announced(context.rank_0_reporter) as player:
         stages = tuple(_Planner(recipe, target, number, context, player).planned() for number in numbers)
     kernels = {kernel for stage in stages for kernel in stage.kernels}
     return PlannedRun(
@@ -290,6 +305,32 @@ def _planned(recipe: Recipe, target: _Target, context: RunContext) -> PlannedRun
         stages=stages,
         assumptions=tuple(_assumptions(target, kernels, {stage.recurrent for stage in stages})),
     )
+
+
+@contextmanager
+def announced(reporter: Reporter, what: str = "") -> Iterator[Player]:
+    """Processes that play ranks, with a note on each rank before it is played, which takes a while.
+
+    Args:
+        reporter: receives the notes.
+        what: words before those of the stage; none by default.
+    """
+    numbers = count(1)
+    with in_own_process() as player:
+
+        def play(resolved: ResolvedRecipe, number: int, documents: Documents, rank: int) -> RankCosts:
+            here = resolved.stages[number]
+            keeping = "" if here.keeping is None else f", {here.keeping}"
+            on = [name for name in SAVINGS if getattr(here.settings.stage, name)]
+            settings = f", with {' and '.join(on)}" if on else ""
+            reporter.note(
+                f"dry run {next(numbers)}: {what}stage {number + 1} of {len(resolved.stages)}, mesh {here.mesh}, "
+                f"rank {rank}{settings}{keeping}"
+            )
+            return player(resolved, number, documents, rank)
+
+        with played_by(play):
+            yield play
 
 
 @dataclass(frozen=True)
@@ -380,7 +421,8 @@ class _Planner:
         changes = () if fits else tuple(self.changes(resolved, documents, most.memory))
         spare = tuple(self.spare(resolved, documents, most.memory)) if fits else ()
         accounts = _Accounts(resolved, self.number, self.target, documents, tuple(ranks))
-        return accounts.stage(most, changes, spare)
+        finer = self.finer(resolved, documents, most.memory) if fits else None
+        return accounts.stage(most, changes, spare, finer)
 
     def resolved(self, recipe: Recipe | None = None, ranks: int | None = None) -> ResolvedRecipe:
         """The recipe on the planned hardware; where ``auto`` finds no mesh that fits, on the finest one."""
@@ -396,13 +438,7 @@ class _Planner:
 
     def played(self, resolved: ResolvedRecipe, documents: Documents, ranks: Sequence[int]) -> list[RankCosts]:
         """The stage's step on some of its ranks."""
-        label = f"stage {self.number + 1}/{len(self.recipe.stages)} dry run"
-        found = []
-        with counted(self.context.rank_0_reporter, label, len(ranks), "ranks") as progress:
-            for done, rank in enumerate(ranks, start=1):
-                found.append(self.player(resolved, self.number, documents, rank))
-                progress(done, done)
-        return found
+        return [self.player(resolved, self.number, documents, rank) for rank in ranks]
 
     def changes(self, resolved: ResolvedRecipe, documents: Documents, memory: Memory) -> Iterator[Change]:
         """Changes from the smallest to the largest, each in a dry run, up to the first that fits.
@@ -476,6 +512,35 @@ class _Planner:
             if not change.fits:
                 return
 
+    def finer(self, resolved: ResolvedRecipe, documents: Documents, memory: Memory) -> Change | None:
+        """A finer split of rows than that of ``auto``, if it surely has room to keep results of attention; or None.
+
+        ``auto`` takes the coarsest split that fits, whether results are then kept or not.
+        """
+        here, recipe = resolved.stages[self.number], self.recipe
+        stage, mesh = here.settings.stage, here.mesh
+        config = read_config(resolved.model, recipe.trust_remote_code)
+        kept = here.keeping is not None and here.keeping.on_device
+        if here.settings.parallel != "auto" or kept or not may_keep(resolved, self.number):
+            return None
+        if self.target.cluster is None or config.indexed_layers or not passes_states(config):
+            return None
+        for times in range(2, mesh.shard + 1):
+            sequence = mesh.sequence * times
+            # By Ulysses alone, within a node: what a ring costs is seldom less than running attention again.
+            if (
+                mesh.shard % times
+                or (config.common_heads or 1) % sequence
+                or self.target.ranks_per_node % sequence
+            ):
+                continue
+            finer = replace(mesh, shard=mesh.shard // times, sequence=sequence)
+            # Apart from these results, a rank holds no more with fewer tokens.
+            if memory.peak + most_kept(config, stage, finer, here.precision) <= self.target.usable:
+                arranged = _arranged(recipe, self.number, finer)
+                return self.tried(documents, f"parallel: {finer.setting}", arranged, self.target.ranks)
+        return None
+
     def tried(
         self,
         documents: Documents,
@@ -534,7 +599,11 @@ class _Accounts:
     ranks: tuple[RankCosts, ...]
 
     def stage(
-        self, most: RankCosts, changes: tuple[Change, ...] = (), spare: tuple[Change, ...] = ()
+        self,
+        most: RankCosts,
+        changes: tuple[Change, ...] = (),
+        spare: tuple[Change, ...] = (),
+        finer: Change | None = None,
     ) -> PlannedStage:
         """The planned stage; ``most`` is the rank that needs most memory."""
         here = self.resolved.stages[self.number]
@@ -565,6 +634,8 @@ class _Accounts:
             fits=self.target.fits(most, mesh),
             changes=changes,
             spare=spare,
+            finer=finer,
+            attention=_kept_of(here),
             flops={"dense": dense, "attention": attention} | ({"recurrent": recurrent} if recurrent else {}),
             model_flops=model,
             sent={
@@ -606,6 +677,16 @@ class _Accounts:
             hours=hours,
             cost=None if price is None else hours * mesh.world_size * price,
         )
+
+
+def _kept_of(stage: ResolvedStage) -> str:
+    if not stage.settings.stage.gradient_checkpointing or stage.engine not in KERNELS:
+        return ""
+    return (
+        "results of attention are computed again in the backward"
+        if stage.keeping is None
+        else str(stage.keeping)
+    )
 
 
 def _attention_shares(cluster: Cluster, kernels: Collection[str]) -> str:

@@ -55,7 +55,14 @@ def _stages(result: PlannedRun) -> ResultTable:
         tuple(header),
         tuple(rows),
         text_columns=4,
-        notes=tuple(f"stage {stage.number}: {stage.documents}" for stage in result.stages),
+        notes=(
+            *(f"stage {stage.number}: {stage.documents}" for stage in result.stages),
+            *(
+                ["time and cost are those of the training steps, without packing, evaluations and export"]
+                if timed
+                else ()
+            ),
+        ),
     )
 
 
@@ -103,20 +110,40 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
         listed = ", ".join(f"{_gb(size)} {_SENT[name]}" for name, size in sent.items())
         states = stage.recurrent and ("ring" in sent or "ulysses" in sent)
         yield f"{where}: a GPU sends {listed}{' and of states' if states else ''} in a step"
+    if stage.attention:
+        yield f"{where}: {stage.attention}"
+    finer = stage.finer
+    if (
+        finer is not None
+        and finer.fits
+        and finer.seconds
+        and stage.time
+        and finer.seconds < stage.time.seconds
+    ):
+        yield (
+            f"{where}: auto took the mesh with the fewest ranks per row; with {finer.change}, which has room to keep "
+            f"results of attention, a step takes {_seconds(finer.seconds)} instead of {_seconds(stage.time.seconds)}"
+        )
+    kept: list[str] = []
     for change in stage.changes:
         if change.peak is None:
             yield f"{where}: {change.change} does not suit the recipe: {change.reason}"
         else:
             verdict = "fits" if change.fits else "does not fit"
             beside = f" and {_gb(change.host)} of CPU memory" if change.host else ""
-            yield f"{where}: with {change.change} it {verdict} ({_gb(change.peak)}{beside})"
+            also = f"{' and '.join(kept)} and also " if kept and change.settings else ""
+            yield f"{where}: with {also}{change.change} it {verdict} ({_gb(change.peak)}{beside})"
+            kept += [change.change] if change.settings else []
+    kept = []
     for change in stage.spare:
         if change.fits:
             faster = ""
             if change.seconds is not None and stage.time is not None:
                 less = round(100 * (1 - change.seconds / stage.time.seconds))
                 faster = f", and a step takes {less} % less time" if less > 0 else ", but saves no time"
-            yield f"{where}: memory is free: {change.change} fits too ({_gb(change.peak or 0)}){faster}"
+            also = f"{' and '.join(kept)} and also " if kept else ""
+            yield f"{where}: memory is free: {also}{change.change} fits too ({_gb(change.peak or 0)}){faster}"
+            kept.append(change.change)
     largest = stage.memory.largest[0]
     at = f" at {largest.place}" if largest.place else ""
     shape = " x ".join(map(str, largest.shape)) or "scratch memory"
