@@ -15,7 +15,9 @@ def test_a_recipe_is_written_checked_and_never_overwritten(
     out = tmp_path / "mine.yaml"
     command = ["init", "embedded", "--documents", "embedded:validation", "--target", "1k", "--out", str(out)]
     assert main(command) == 0
-    assert f"ropewalk extend {out}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"ropewalk extend {out}" in shown
+    assert "steps    stage 1: " in shown
     assert yaml.safe_load(out.read_text())["stages"][0]["context"] == "1k"
     assert main(["recipe", "check", str(out)]) == 0
     assert "The recipe is valid and fits the model" in capsys.readouterr().out

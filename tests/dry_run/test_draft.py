@@ -1,6 +1,7 @@
 """The text of a proposed recipe is valid for any model, documents and machine, and warns of what is doubtful."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropewalk.data.tokens.special_ids import Doubt, TokenUse
-from ropewalk.dry_run.draft import Draft, StageChoice
+from ropewalk.dry_run.draft import STEP_TOKENS, Draft, StageChoice
 from ropewalk.dry_run.facts import DocumentFacts, MachineFacts
 from ropewalk.errors import RopewalkError
 from ropewalk.planning import PlanSettings, plan
@@ -109,6 +110,27 @@ def test_few_tokens_are_warned_about() -> None:
         facts = DocumentFacts(9, complete, tokens, 10**6)
         text = recipe_of(asked(planned), planned, facts, LAPTOP, None)
         assert (f"About {tokens:,} tokens are few" in text) == told
+
+
+def test_steps_are_said_to_come_from_the_documents_with_those_of_published_runs() -> None:
+    planned = PLANS["qwen3-8b"]
+    practice = practice_for(8 * 10**9)
+    few = recipe_of(asked(planned), planned, DocumentFacts(5, True, 150_000, 10**5), LAPTOP, None)
+    line = next(line for line in few.splitlines() if line.startswith("  # Steps: "))
+    assert (
+        "1 step of 131,072 tokens, from the tokens of the documents found; if these are only samples" in line
+    )
+    rows, least, most = map(int, re.findall(r"rows_per_step: (\d+) and steps: (\d+) to (\d+)", line)[0])
+    for steps, tokens in ((least, practice.least_tokens), (most, practice.most_tokens)):
+        assert steps * rows * 2**17 <= tokens < (steps + 1) * rows * 2**17
+    assert rows * 2**17 == STEP_TOKENS
+    enough = DocumentFacts(10**6, False, practice.least_tokens, 10**5)
+    many = recipe_of(asked(planned), planned, enough, LAPTOP, None)
+    assert "from the tokens of the documents found." in many
+    assert "only samples" not in many
+    assert "# Steps: 2,000 steps of 524,288 tokens, as no documents were named." in recipe_of(
+        asked(planned), planned, None, LAPTOP, None
+    )
 
 
 def test_tokens_of_chats_are_warned_about_beside_what_to_write() -> None:

@@ -213,3 +213,17 @@ def test_what_fits_with_least_cost_of_time_is_chosen() -> None:
         (choice,) = choices_of(planned_with(stage))
         assert (choice.settings, choice.fits) == (settings, fits)
         assert ("only 72 GB; 16 GPUs would do" in choice.words) == (not fits)
+
+
+def test_the_time_of_a_proposal_is_that_of_the_settings_that_it_has() -> None:
+    """A hundred steps: of 10 seconds as they are, and of 6 or 12 with a change."""
+    fitting, other = planned_run().stages[0], planned_run(fits=False).stages[0]
+    quicker = Change("a", 10**9, True, settings={"offload_activations": False}, seconds=6.0)
+    slower = Change("b", 10**9, True, settings={"gradient_checkpointing": True}, seconds=12.0)
+    for stage, time in (
+        (fitting, "17 minutes"),
+        (replace(fitting, spare=(quicker,)), "10 minutes"),
+        (replace(other, changes=(slower,)), "20 minutes"),
+    ):
+        (choice,) = choices_of(planned_with(stage))
+        assert f", about {time} of training" in choice.words

@@ -127,6 +127,31 @@ class Draft:
         return (*self._of_documents(), *map(str, self.doubts), *self._no_gpu(), *self._too_large())
 
     @property
+    def steps(self) -> tuple[str, ...]:
+        """Where the steps of each stage come from, and what to write if the documents are only samples."""
+        return tuple(self._steps(number) for number in range(len(self.planned.stages)))
+
+    def _steps(self, number: int) -> str:
+        context = self.planned.stages[number].context
+        rows, steps = _budget(self.usable, context)
+        taken = f"{steps:,} step{'s' * (steps != 1)} of {rows * context:,} tokens"
+        found, practice = self.documents, self.practice
+        if found is None:
+            return f"{taken}, as no documents were named"
+        if found.tokens >= practice.least_tokens:
+            return f"{taken}, from the tokens of the documents found"
+        stages = len(self.planned.stages)
+        usual, _ = _budget(practice.most_tokens // stages, context)
+        least, most = (
+            max(1, tokens // (stages * usual * context))
+            for tokens in (practice.least_tokens, practice.most_tokens)
+        )
+        return (
+            f"{taken}, from the tokens of the documents found; if these are only samples, the tokens of "
+            f"published runs would be rows_per_step: {usual} and steps: {least} to {most}"
+        )
+
+    @property
     def next_commands(self) -> str:
         """What to run after the recipe is written."""
         settings, machine = self.settings, self.machine
@@ -218,6 +243,7 @@ class Draft:
             yield f"  # {stage.reason}."
             if choice is not None:
                 yield f"  # {choice.words}."
+            yield f"  # Steps: {self._steps(number)}."
             yield f"  - context: {format_length(stage.context)}"
             yield f"    rope: {{method: {stage.recipe_method}{stage.recipe_parameter}}}"
             yield (

@@ -25,7 +25,7 @@ from ropewalk.dry_run.facts import (
     this_machine,
     with_text_field,
 )
-from ropewalk.dry_run.run import SAVINGS, PlannedRun, PlannedStage, plan_here
+from ropewalk.dry_run.run import SAVINGS, PlannedRun, PlannedStage, announced, plan_here
 from ropewalk.dry_run.run import plan as plan_recipe
 from ropewalk.dry_run.settings import InitSettings
 from ropewalk.errors import EngineError, RopewalkError
@@ -57,6 +57,7 @@ class Proposal(Result):
         warnings: why a run of it would teach little, or would not end; they are in the recipe too.
         tokens: the tokens that packing adds to documents; none without a tokenizer.
         remarks: which folders hold what could be several sources.
+        steps: where the steps of each stage come from, and what to write if the documents are only samples.
     """
 
     out: Path
@@ -70,6 +71,7 @@ class Proposal(Result):
     warnings: tuple[str, ...] = ()
     tokens: tuple[TokenUse, ...] = ()
     remarks: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
     def statement(self) -> list[str]:
         """What was seen and what is missing, a line each that begins with what it is about."""
@@ -87,6 +89,7 @@ class Proposal(Result):
             *([("tokens", ", ".join(map(str, self.tokens)))] if self.tokens else []),
             *([("adapter", self.adapter)] if self.adapter else []),
             *((f"stage {number}", line) for number, line in enumerate(self.stages, start=1)),
+            *(("steps", f"stage {number}: {line}") for number, line in enumerate(self.steps, start=1)),
             *(("sources", line) for line in self.remarks),
             *(("missing", line) for line in self.missing),
             *(("warning", line) for line in self.warnings),
@@ -115,7 +118,7 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
         tokenizer = load_tokenizer(str(resolve_model(settings.model)), planned.config.vocab_size)
     documents = look_at(sources, tokenizer, context) if sources else None
     machine = this_machine() if settings.hardware is None else named_machine(settings.hardware)
-    training = training_on(machine, planned)
+    training = training_on(machine, planned, context)
     adapter = training.adapter
     practice = practice_for(count_parameters(planned.config), adapter is not None)
     remarks = tuple(filter(None, map(remark_on_parts, sources)))
@@ -147,6 +150,7 @@ def propose(settings: InitSettings, context: RunContext | None = None) -> Propos
         draft.warnings,
         draft.tokens,
         draft.remarks,
+        draft.steps,
     )
 
 
@@ -172,19 +176,31 @@ def choices_of(planned: PlannedRun) -> Iterator[StageChoice]:
         change = next((change for change in tried if change.fits and change.settings), None)
         if change is not None:
             settings = {key: value for key, value in change.settings.items() if key in CHOSEN}
-            yield StageChoice(settings, _words(planned, stage, change.peak or 0))
+            yield StageChoice(settings, _words(planned, stage, change.peak or 0, change.seconds))
         elif stage.fits:
-            yield StageChoice({}, _words(planned, stage, stage.memory.peak))
+            seconds = None if stage.time is None else stage.time.seconds
+            yield StageChoice({}, _words(planned, stage, stage.memory.peak, seconds))
         else:
             larger = next((f"; {change.change} would do" for change in stage.changes if change.fits), "")
-            yield StageChoice({}, _words(planned, stage, stage.memory.peak, "only ") + larger, fits=False)
+            words = _words(planned, stage, stage.memory.peak, only="only ")
+            yield StageChoice({}, words + larger, fits=False)
 
 
-def _words(planned: PlannedRun, stage: PlannedStage, peak: int, only: str = "") -> str:
-    """What a stage takes, in a sentence without its full stop."""
+def _words(
+    planned: PlannedRun, stage: PlannedStage, peak: int, seconds: float | None = None, only: str = ""
+) -> str:
+    """What a stage takes, in a sentence without its full stop.
+
+    Args:
+        planned: the plan.
+        stage: the stage.
+        peak: most bytes per GPU.
+        seconds: time of a step; None if it is not known.
+        only: a word before the memory that there is.
+    """
     where = f"{planned.ranks} GPU{'s' * (planned.ranks != 1)}" if stage.device == "cuda" else "the CPU"
     shares = "" if planned.ranks == 1 else f" with the mesh {stage.mesh}"
-    time = "" if only or stage.time is None else f", about {duration(3600 * stage.time.hours)}"
+    time = "" if seconds is None else f", about {duration(stage.steps * seconds)} of training"
     return (
         f"A dry run on {where}{shares}: a peak of {peak / 1e9:,.3g} GB, where a run may fill {only}"
         f"{stage.usable / 1e9:,.3g} GB{time}"
@@ -204,7 +220,7 @@ class Training:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def training_on(machine: MachineFacts, planned: PlanResult) -> Training:
+def training_on(machine: MachineFacts, planned: PlanResult, context: RunContext | None = None) -> Training:
     """What the GPUs have room for at the target length: settings are tried in the order in which a plan tries them."""
     if not machine.gpus:
         return Training()
@@ -212,7 +228,6 @@ def training_on(machine: MachineFacts, planned: PlanResult) -> Training:
 
     from ropewalk.training.mesh_choice import TILE, DoesNotFit
     from ropewalk.training.preflight import Machine, refuse_too_large
-    from ropewalk.training.simulation.rank_costs import in_own_process
 
     devices = Machine(torch.device("cuda", 0), machine.gpu_bytes, machine.capability)
     # The finest mesh gives a GPU so many tokens.
@@ -221,7 +236,7 @@ def training_on(machine: MachineFacts, planned: PlanResult) -> Training:
     settings: dict[str, Any] = {}
     refusal: RopewalkError | None = None
     # One process for all dry runs, which is started by the first.
-    with in_own_process():
+    with announced((context or RunContext()).rank_0_reporter, "all weights, "):
         for name, value in zip(SAVINGS, values, strict=True):
             if value is None:
                 continue
