@@ -1,6 +1,7 @@
 """What inspect finds in a checkpoint's config, without loading it."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from ropewalk.models.support import REFUSED_BY_CODE, ModelsSettings, packing_ref
 from ropewalk.planning import InspectSettings, inspect
 from ropewalk.planning.inspection import advise_on
 from ropewalk.planning.sizing.model_shape import ModelShape
+from ropewalk.training import load_recipe
 from ropewalk.versions import older_transformers
 from tests.checkpoint_cases import path_of
 from tests.data.tokens.test_special_ids import chat_tokenizer
+from tests.places import CONFIGS, ROOT
 from tests.planning.planning_cases import LLAMA, printed
 from tests.versions import NEWEST
 
@@ -53,6 +56,55 @@ def test_the_numbers_of_a_config_are_those_of_the_shape(whole: str) -> None:
     found = inspect(InspectSettings(model=whole))
     shape = ModelShape.from_config(found.config)
     assert (shape.heads, shape.kv_heads, shape.head_dim) == (32, 8, 128)
+
+
+def table_of_bases() -> list[list[str]]:
+    page = (ROOT / "docs" / "how-to" / "choose-a-base.md").read_text(encoding="utf-8")
+    table = page.split("| base for 128K | base for 1M |\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[1:]]
+    return [[name, *rest] for names, *rest in rows for name in names.split(", ")]
+
+
+CONFIGS_OF_BASES = {
+    "Llama 2 7B": "llama-2-7b",
+    "Llama 3 8B": "llama-3-8b",
+    "Mistral 7B v0.2": "mistral-7b-v0.2",
+    "v0.3": "mistral-7b-v0.3",
+    "Qwen2.5 7B": "qwen2.5-7b-instruct",
+    "Qwen3 8B": "qwen3-8b",
+    "SmolLM3 3B": "smollm3-3b",
+}
+
+
+@pytest.mark.parametrize("row", table_of_bases(), ids=lambda row: row[0])
+def test_the_page_on_bases_has_the_lengths_and_bases_of_inspect(row: list[str]) -> None:
+    name, trained, base, *bases = row
+    model = str(CONFIGS / f"{CONFIGS_OF_BASES[name]}.json")
+    for target, wanted in zip((2**17, 2**20), bases, strict=True):
+        found = inspect(InspectSettings(model=model, target=target))
+        assert found.config.trained_length == int(trained.replace(",", ""))
+        assert found.config.full_attention_rope.rope_theta == float(base)
+        assert found.advice is not None
+        theta = found.advice.chosen.method.rope_theta
+        mantissa, exponent = f"{theta:.2e}".split("e")
+        assert f"{mantissa}e{int(exponent)}" == wanted
+
+
+def test_dimensions_that_complete_a_turn_are_those_of_the_documented_length() -> None:
+    """Qwen3 8B: trained for 32,768 tokens, whatever its config's max_position_embeddings; base 1e6, 128 dimensions."""
+    found = inspect(InspectSettings(model=str(CONFIGS / "qwen3-8b.json"))).to_json()
+    assert (found["max_position_embeddings"], found["trained_length"]) == (40960, 32768)
+    (method,) = found["methods"]
+    assert method["critical_dimension_length"] == 32768
+    turning = [pair for pair in range(64) if 2 * math.pi * 1e6 ** (pair / 64) <= 32768]
+    assert method["critical_dimension"] == 2 * len(turning)
+
+
+def test_the_shipped_recipe_of_qwen3_has_the_base_of_inspect() -> None:
+    found = inspect(InspectSettings(model=str(CONFIGS / "qwen3-8b.json"), target=2**17))
+    (stage,) = load_recipe("qwen3-128k").stages
+    assert found.advice is not None
+    assert stage.rope.limiting.rope_theta == round(found.advice.chosen.method.rope_theta)
 
 
 STABLELM = {

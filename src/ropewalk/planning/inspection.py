@@ -72,12 +72,15 @@ class InspectResult(Result):
     def methods(self) -> list[dict[str, Any]]:
         """Each RoPE method as JSON values.
 
-        Wavelengths are in tokens and ``inv_freq`` in rad/token, both at ``max_position_embeddings``.
+        Wavelengths are in tokens and ``inv_freq`` in rad/token, both at ``max_position_embeddings``. The critical
+        dimension is that of the trained length.
         """
         held = {each.layer_type: each for each in self.loaded or ()}
         length = self.config.max_position_embeddings
+        trained = self.config.documented_length or length
         return [
             _described(layer_type, method, length, held.get(layer_type))
+            | _critical_dimension(method, trained)
             for layer_type, method in self.config.methods.items()
         ]
 
@@ -337,7 +340,6 @@ def _described(
         "parameters": {f.name: getattr(method, f.name) for f in fields(method) if f.name not in apart},
         "shortest_wavelength": 2 * math.pi / float(turning[0]),
         "longest_wavelength": 2 * math.pi / float(turning[-1]),
-        **_critical_dimension(method, length),
         "context_bound": SEARCH_LIMIT if bound is None else bound,
         "inv_freq": inv_freq.tolist(),
         "loaded": None if held is None else _describe_loaded(method, held),
