@@ -68,6 +68,13 @@ class InspectResult(Result):
             notes += [note for note in self.config.planning_notes if note not in notes]
         return notes
 
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens that the checkpoint was trained for; None if neither the config nor the user states it."""
+        config = self.config
+        # The config's own raises an error if it states no length at all.
+        return config.given_length or (config.max_position_embeddings and config.trained_length)
+
     @cached_property
     def methods(self) -> list[dict[str, Any]]:
         """Each RoPE method as JSON values.
@@ -76,8 +83,7 @@ class InspectResult(Result):
         dimension is that of the trained length.
         """
         held = {each.layer_type: each for each in self.loaded or ()}
-        length = self.config.max_position_embeddings
-        trained = self.config.documented_length or length
+        length, trained = self.config.max_position_embeddings, self.trained_length
         return [
             _described(layer_type, method, length, held.get(layer_type))
             | _critical_dimension(method, trained)
@@ -129,8 +135,7 @@ class InspectResult(Result):
             "config_class": config.config_class,
             "defaults": dict(config.defaults),
             "max_position_embeddings": stated,
-            # trained_length raises an error if the config states no length at all.
-            "trained_length": config.given_length or (stated and config.trained_length),
+            "trained_length": self.trained_length,
             "num_hidden_layers": config.values.get("num_hidden_layers"),
             "num_attention_heads": config.num_heads,
             "num_key_value_heads": config.num_kv_heads,
