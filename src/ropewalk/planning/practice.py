@@ -74,16 +74,20 @@ class Practice:
     @property
     def tokens_words(self) -> str:
         """How many tokens such runs took, in words."""
-        tokens = [run.tokens for run in self.told if run.tokens is not None]
         return (
-            f"published runs of finished models of {_sizes(self.told)} parameters took {min(tokens):,} to "
-            f"{max(tokens):,} tokens"
+            f"published runs of finished models of {_sizes(self.told)} parameters took {self.least_tokens:,} to "
+            f"{self.most_tokens:,} tokens"
         )
 
     @property
     def least_tokens(self) -> int:
         """Fewest tokens of these runs."""
         return min(run.tokens for run in self.told if run.tokens is not None)
+
+    @property
+    def most_tokens(self) -> int:
+        """Most tokens of these runs."""
+        return max(run.tokens for run in self.told if run.tokens is not None)
 
 
 @cache
