@@ -1,6 +1,8 @@
 #!/bin/bash
 # Train on two nodes of eight GPUs, and queue the job again until the run is finished:
 #   sbatch slurm.sh recipe.yaml runs/256k     (the recipe, and its output folder on a shared file system)
+# For one node of eight GPUs, change only the number of nodes, here or on the command line, which comes first:
+#   sbatch --nodes=1 slurm.sh recipe.yaml runs/256k
 #SBATCH --job-name=ropewalk
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8           # one for each GPU

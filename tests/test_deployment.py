@@ -125,6 +125,10 @@ class TestSlurm:
             *("requeue", "output"),
         }
         assert bash(EXAMPLES / "slurm.sh", tmp_path) == 1
+        # What is said to change for one machine is what the script sets.
+        page = (ROOT / "docs" / "how-to" / "containers-and-clusters.md").read_text()
+        assert "sbatch --nodes=1 slurm.sh recipe.yaml" in page
+        assert {*re.findall(r"`--([a-z-]+-per-node)`", page), "nodes"} <= {*options}
 
 
 class TestSkyPilot:
