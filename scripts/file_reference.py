@@ -20,6 +20,7 @@ from ropewalk.cli.app import main as ropewalk
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.results import PositionBin, TaskResult
+from ropewalk.experiments.run import Cell, ExperimentResult, Failure
 from ropewalk.search.factor_table import Factors, SearchRecord
 from ropewalk.training.summary import RunResult
 from ropewalk.verification.result import Check, Outcome, VerifyResult
@@ -32,6 +33,9 @@ TABLES: dict[str, tuple[type, ...]] = {
     "position": (PositionBin,),
     "prediction": (Prediction,),
     "difference": (ScoreDifference,),
+    "comparison": (ExperimentResult,),
+    "cell": (Cell,),
+    "failure": (Failure,),
     "factors": (Factors,),
     "search": (SearchRecord,),
     "verify": (VerifyResult,),

@@ -56,7 +56,7 @@ def test_suites_stand_in_the_order_of_the_registry_and_the_overall_score_last():
 def test_records_are_the_rows_with_the_interval_as_two_columns():
     rows = score_rows({"before": [BEFORE]})
     records = score_records({"before": [BEFORE]})
-    assert [(each["value"], each["low"], each["high"], each["cell"]) for each in records] == [
-        (row.value, *row.ci95, row.cell) for row in rows
+    assert [(each["value"], each["low"], each["high"], each["start"], each["end"]) for each in records] == [
+        (row.value, *row.ci95, *(row.cell or (None, None))) for row in rows
     ]
-    assert set(records[0]) == set(vars(rows[0])) - {"ci95", "facts"} | {"low", "high"}
+    assert set(records[0]) == set(vars(rows[0])) - {"ci95", "facts", "cell"} | {"low", "high", "start", "end"}

@@ -18,7 +18,7 @@ import pytest
 
 from ropewalk import RopewalkError, RunContext, compare
 from ropewalk.evaluation.comparison import ScoreDifference
-from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.experiments import run
 from ropewalk.experiments.finished_runs import Cost, FinishedRun
 from ropewalk.experiments.grid import make_grid
@@ -349,6 +349,23 @@ def difference(value, p, unit="percent", name="passkey"):
     return ScoreDifference(
         name, name, 1024, unit, 10, 1.0, 2.0, value, (value - 9, value + 9), p / 2, p, p < 0.05, None
     )
+
+
+def test_frames_name_the_cell_and_have_the_differences():
+    samples = tuple({"index": i, "score": 100.0 * (i % 2)} for i in range(8))
+    scores = (
+        TaskResult("passkey", "passkey", 256, 8, 50.0, (20, 80), details={SAMPLES: "a"}, samples=samples),
+    )
+    cells = {name: {0: FinishedRun(Path(name), scores, None, 0, None)} for name in ("full", "anchor")}
+    result = run._compared(None, "full", cells, [], 0)
+    assert list(result.to_frame()["cell"]) == ["full", "anchor"]
+    assert not {"when"} & set(result.to_frame().columns)
+    frame = result.differences_frame()
+    (row,) = frame.to_dict("records")
+    (expected,) = result.differences["anchor"]
+    assert (row["cell"], row["reference"], row["score_a"], row["score_b"]) == ("anchor", "full", 50.0, 50.0)
+    assert (row["low"], row["high"]) == expected.ci95
+    assert (row["p_value"], row["p_adjusted"], row["freedom"]) == (expected.p_value, expected.p_adjusted, 7)
 
 
 @pytest.mark.parametrize(

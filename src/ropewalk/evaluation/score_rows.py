@@ -65,8 +65,10 @@ class ScoreRow:
     def record(self) -> dict[str, Any]:
         """The row as plain values, without its facts: one line of a data frame."""
         first = {name: getattr(self, name) for name in ("suite", "task", "length", "when", "value")}
-        last = {name: getattr(self, name) for name in ("n", "unit", "metric", "depth", "cell", "ran", "note")}
-        return {**first, "low": self.ci95[0], "high": self.ci95[1], **last}
+        then = {name: getattr(self, name) for name in ("n", "unit", "metric", "depth")}
+        start, end = self.cell or (None, None)
+        where = {"start": start, "end": end, "ran": self.ran, "note": self.note}
+        return {**first, "low": self.ci95[0], "high": self.ci95[1], **then, **where}
 
     @property
     def is_whole(self) -> bool:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,13 +30,16 @@ from ropewalk.experiments.settings import GRID, CompareSettings
 from ropewalk.experiments.statistics import differences, means_over_seeds
 from ropewalk.io.files import write_json, write_text
 from ropewalk.io.orphan import ends_with_this_process
-from ropewalk.io.results import Result
+from ropewalk.io.results import Result, frame_of
 from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
 from ropewalk.runs import Runner, Step, Store, Work, alone, held
 from ropewalk.training.folder import PAGE, RECIPE, SUMMARY
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import dump_recipe
+
+if TYPE_CHECKING:
+    import pandas
 
 COMPARISON = "comparison.json"
 LONGEST_WAIT = 60
@@ -71,7 +74,7 @@ class Cell:
         results: mean of each task over the seeds, with a 95 % interval.
         hours: mean time of the training steps of its runs; None for evaluations.
         tokens_per_second: tokens of all its runs over their time; None for evaluations.
-        gpu_memory, process_memory: most bytes of any of its runs, see :class:`Cost`.
+        gpu_memory, process_memory: most bytes of rank 0 of any run, on its GPU or of its process; None if not recorded.
         folders: folders of its finished runs, in the order of the seeds.
         tokens: mean number of tokens in the rows of these steps; None for evaluations.
         fewest_hours, most_hours: shortest and longest time of its runs; None for evaluations.
@@ -113,7 +116,28 @@ class ExperimentResult(Result):
     conclusion: str
 
     def scores(self) -> list[dict[str, Any]]:
-        return score_records({cell.name: cell.results for cell in self.cells})
+        """The scores in long form, one row each; ``cell`` is the name of the cell."""
+        records = score_records({cell.name: cell.results for cell in self.cells})
+        return [{("cell" if key == "when" else key): value for key, value in row.items()} for row in records]
+
+    def differences_frame(self) -> pandas.DataFrame:
+        """The differences in long form, one row each, as :meth:`to_frame` gives the scores.
+
+        The columns are ``cell``, ``reference``, and those of
+        :class:`~ropewalk.evaluation.comparison.ScoreDifference`, with ``low`` and ``high`` for ``ci95``. ``score_a`` is
+        the reference's score and ``score_b`` the cell's.
+
+        Raises:
+            RopewalkError: if pandas is not installed.
+        """
+        rows = []
+        for name, found in self.differences.items():
+            for each in found:
+                values = each.to_json()
+                low, high = values.pop("ci95")
+                ends = {"low": low, "high": high}
+                rows.append({"cell": name, "reference": self.reference, **values, **ends})
+        return frame_of(rows, "differences_frame()")
 
 
 def compare(settings: CompareSettings, context: RunContext | None = None) -> ExperimentResult:

@@ -46,18 +46,15 @@ class Result:
 
         Rows of scores have the columns ``suite``, ``task``, ``length`` (tokens), ``when`` (the model, the variant, or
         before and after a run), ``value``, ``low`` and ``high`` (the score and its 95 % interval), ``n`` (samples),
-        ``unit``, ``ran``, ``note``, ``metric``, ``depth`` and ``cell``.
+        ``unit``, ``ran``, ``note``, ``metric``, ``depth``, and ``start`` and ``end`` (the first position of a bin and
+        the one after its last; missing for a score over all positions). A comparison has ``cell`` for ``when``.
 
         Raises:
             RopewalkError: if pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise RopewalkError("to_frame() needs pandas; install it with pip install pandas") from error
         values = self.to_json()
         lists = (each for each in values.values() if _is_table(each))
-        return pandas.DataFrame(self.overview() or next(lists, [values]))
+        return frame_of(self.overview() or next(lists, [values]), "to_frame()")
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -92,6 +89,15 @@ class Result:
         first = "".join(f"<p>{escape(line)}</p>" for line in self.statement())
         first += html_table(plain_json(scores)) if scores else ""
         return f"<h4>{escape(type(self).__name__)}</h4>{first}{html_table(self.to_json())}"
+
+
+def frame_of(rows: list[dict[str, Any]], method: str) -> pandas.DataFrame:
+    """A pandas data frame of these rows; RopewalkError, which names the method, if pandas is not installed."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise RopewalkError(f"{method} needs pandas; install it with pip install pandas") from error
+    return pandas.DataFrame(rows)
 
 
 def _is_table(value: Any) -> bool:
