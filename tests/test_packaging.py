@@ -49,6 +49,15 @@ def test_the_source_package_leaves_out_settings_of_development() -> None:
     assert all(url.startswith("https://") for url in urls.values())
 
 
+def test_the_citation_has_the_version_licence_and_address_of_the_package() -> None:
+    found = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert found["cff-version"] == "1.2.0"
+    assert found["authors"] == [{"name": "The ropewalk authors"}]
+    package = (CORE["version"], CORE["license"], CORE["urls"]["Repository"])
+    assert (str(found["version"]), found["license"], found["repository-code"]) == package
+    assert {"message", "title"} <= found.keys()
+
+
 def test_ropewalk_is_ropewalk_core_of_the_same_version_and_more() -> None:
     assert (CORE["name"], FULL["name"]) == ("ropewalk-core", "ropewalk")
     assert CORE["version"] == FULL["version"] == VERSION

@@ -37,6 +37,8 @@ def test_a_page_and_figures_lie_in_the_folder(capsys, runs, tmp_path):
     page = (out / "report.html").read_text()
     assert result["conclusion"] in page
     assert {path.name for path in out.glob("*.png")} == {"passkey.png", "difference-1.png"}
+    assert {path.name for path in out.glob("*.svg")} == {"passkey.svg", "difference-1.svg"}
+    assert "0.1.0-of-a-test" in page
 
 
 @pytest.mark.parametrize(

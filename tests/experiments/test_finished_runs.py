@@ -21,7 +21,8 @@ def finished_run(folder, *overrides):
     """A folder as a finished run leaves it, as far as a comparison reads it."""
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("demo", [f"output={folder}", *overrides])))
-    (folder / "summary.json").write_text(json.dumps({"after": [result().to_json()]}))
+    summary = {"after": [result().to_json()], "versions": {"ropewalk": "0.1.0-of-a-test"}}
+    (folder / "summary.json").write_text(json.dumps(summary))
     step = {"stage": 0, "loss": 1.0, "seconds": 1800.0}
     steps = [{**step, "step": n, "tokens": n, "tokens_per_second": 10.0 * n} for n in (1, 2)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))

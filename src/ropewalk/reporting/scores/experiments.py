@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
 from rich.text import Text
 
 from ropewalk.evaluation.score_rows import ScoreRow, by_suite, by_task, score_rows
 from ropewalk.evaluation.student import student_quantile
 from ropewalk.experiments.run import Cell, ExperimentResult
+from ropewalk.experiments.settings import GRID
+from ropewalk.io.files import parse_json
 from ropewalk.io.lengths import duration
 from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.evaluation import difference_figure, perplexity_figure, score_figure
@@ -20,6 +24,7 @@ from ropewalk.reporting.scores.tables import comparison_table, evaluation_tables
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MOST_LINES
 from ropewalk.reporting.tables import Part, ResultTable, counted
+from ropewalk.training.folder import SUMMARY
 
 REPORT = "report.html"
 GIB = 2**30
@@ -150,14 +155,36 @@ def _limit(result: ExperimentResult) -> str:
     )
 
 
-def report_experiment(result: ExperimentResult, out: Path) -> tuple[Path, ...]:
-    """Write the figures and the report page into the experiment's folder; returns the files, the page first."""
-    # Imported here because matplotlib takes a second to import.
-    from ropewalk.reporting.figures.drawing import draw_for_page
+def _details(result: ExperimentResult) -> dict[str, str]:
+    """What made the results, as far as it is known: the recipe with the values and seeds, and versions of software."""
+    details = {}
+    if result.output is not None and (grid := result.output / GRID).is_file():
+        record = parse_json(grid.read_text(encoding="utf-8"))
+        details["Recipe, values and seeds"] = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
+    summaries = [folder / SUMMARY for cell in result.cells for folder in cell.folders]
+    versions = dict.fromkeys(
+        json.dumps(parse_json(file.read_text(encoding="utf-8")).get("versions", {}), indent=2)
+        for file in summaries
+        if file.is_file()
+    )
+    # More than one if runs were added after an update, or on another machine.
+    for number, text in enumerate(versions, start=1):
+        details["Versions" if len(versions) == 1 else f"Versions {number}"] = text
+    return details
 
-    pictures: list[Picture] = [
-        draw_for_page(figure, out / name) for name, figure in experiment_figures(result).items()
-    ]
+
+def report_experiment(result: ExperimentResult, out: Path) -> tuple[Path, ...]:
+    """Write the figures and the report page into the experiment's folder; returns the files, the page first.
+
+    Each figure is a PNG and, for print, an SVG.
+    """
+    # Imported here because matplotlib takes a second to import.
+    from ropewalk.reporting.figures.drawing import draw, draw_for_page
+
+    figures = {out / name: figure for name, figure in experiment_figures(result).items()}
+    pictures: list[Picture] = [draw_for_page(figure, path) for path, figure in figures.items()]
+    for path, figure in figures.items():
+        draw(figure, path.with_suffix(".svg"))
     facts: dict[str, object] = {
         "Reference": result.reference,
         "Cells": ", ".join(f"{cell.name} ({counted([len(cell.seeds)], 'seed')})" for cell in result.cells),
@@ -172,7 +199,8 @@ def report_experiment(result: ExperimentResult, out: Path) -> tuple[Path, ...]:
         )
     page = out / REPORT
     title = f"Comparison of {len(result.cells)} cells"
-    write_page(Page(title, facts, pictures, experiment_tables(result), lead=result.conclusion), page)
+    tables, details = experiment_tables(result), _details(result)
+    write_page(Page(title, facts, pictures, tables, lead=result.conclusion, details=details), page)
     return (page, *(picture.path for picture in pictures))
 
 
@@ -194,4 +222,4 @@ def describe_experiment(result: ExperimentResult, files: Sequence[Path]) -> Iter
             f"again to resume {'it' if one else 'them'}"
         )
     for path in files:
-        yield Text(f"{'report' if path.suffix == '.html' else 'picture':8} {path}")
+        yield Text(f"report   {path}" if path.suffix == ".html" else f"picture  {path} (and .svg)")
