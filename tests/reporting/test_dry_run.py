@@ -85,7 +85,13 @@ def test_changes_are_said_to_include_those_before_them():
     assert f"with {first} it does not fit" in text
     assert f"with {first} and also {second} it does not fit" in text
     assert f"with {first} and {second} and also {third} it fits" in text
-    text = text_of(planned_run(spare=(replace(changes[0], fits=True), replace(changes[2], fits=True))))
+    statement = planned_run(fits=False, changes=changes).statement()
+    assert f"stage 1: with {first} and {second} and also {third} it fits" in statement
+    text = text_of(
+        planned_run(
+            spare=(replace(changes[0], fits=True, settings={"a": True}), replace(changes[2], fits=True))
+        )
+    )
     assert f"memory is free: {first} fits too" in text
     assert f"memory is free: {first} and also {second} fits too" in text
 

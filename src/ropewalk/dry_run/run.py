@@ -143,6 +143,13 @@ class PlannedStage:
     copies: tuple[Copy, ...]
     time: StageTime | None
 
+    def including(self, change: Change) -> str:
+        """One of the stage's changes in words, with those before it that it includes: ``a and b and also c``."""
+        among = self.changes if change in self.changes else self.spare
+        before = among[: among.index(change)] if change.settings else ()
+        kept = [each.change for each in before if each.settings and each.peak is not None]
+        return f"{' and '.join(kept)} and also {change.change}" if kept else change.change
+
 
 @dataclass(frozen=True)
 class StageTime:
@@ -221,7 +228,8 @@ class PlannedRun(Result):
         lines = [f"{self.model} on {where}: {'fits' if self.fits else 'does not fit'}"]
         for stage in self.stages:
             would = next(
-                (f"with {each.change} it fits" for each in stage.changes if each.fits), "no change fits"
+                (f"with {stage.including(each)} it fits" for each in stage.changes if each.fits),
+                "no change fits",
             )
             lines += [] if stage.fits else [f"stage {stage.number}: {would}"]
         return lines

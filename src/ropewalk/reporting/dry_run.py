@@ -124,26 +124,22 @@ def _findings(stage: PlannedStage) -> Iterator[str]:
             f"{where}: auto took the mesh with the fewest ranks per row; with {finer.change}, which has room to keep "
             f"results of attention, a step takes {_seconds(finer.seconds)} instead of {_seconds(stage.time.seconds)}"
         )
-    kept: list[str] = []
     for change in stage.changes:
         if change.peak is None:
             yield f"{where}: {change.change} does not suit the recipe: {change.reason}"
         else:
             verdict = "fits" if change.fits else "does not fit"
             beside = f" and {_gb(change.host)} of CPU memory" if change.host else ""
-            also = f"{' and '.join(kept)} and also " if kept and change.settings else ""
-            yield f"{where}: with {also}{change.change} it {verdict} ({_gb(change.peak)}{beside})"
-            kept += [change.change] if change.settings else []
-    kept = []
+            yield f"{where}: with {stage.including(change)} it {verdict} ({_gb(change.peak)}{beside})"
     for change in stage.spare:
         if change.fits:
             faster = ""
             if change.seconds is not None and stage.time is not None:
                 less = round(100 * (1 - change.seconds / stage.time.seconds))
                 faster = f", and a step takes {less} % less time" if less > 0 else ", but saves no time"
-            also = f"{' and '.join(kept)} and also " if kept else ""
-            yield f"{where}: memory is free: {also}{change.change} fits too ({_gb(change.peak or 0)}){faster}"
-            kept.append(change.change)
+            yield (
+                f"{where}: memory is free: {stage.including(change)} fits too ({_gb(change.peak or 0)}){faster}"
+            )
     largest = stage.memory.largest[0]
     at = f" at {largest.place}" if largest.place else ""
     shape = " x ".join(map(str, largest.shape)) or "scratch memory"
