@@ -46,6 +46,8 @@ def test_help_describes_arguments_and_options_with_defaults_as_people_type_them(
         ),
         (["rope", "plan", "embedded", "--from", "x", "--to", "8k"], "--from: 'x' is not a length"),
         (["extend", "demo", "--set", "output"], "--set needs key=value"),
+        (["compare", "demo", "--resume"], "no option --resume; run the same command again without it"),
+        (["audit", "embedded", "--resume"], "unknown option --resume"),
         (["audit", "embedded", "--twi"], "unknown option --twi;"),
     ],
 )

@@ -475,6 +475,8 @@ def usage_sentence(error: cyclopts.CycloptsError) -> str:
     # A missing option may be present but misspelled.
     unknown = next((each for each in error.unused_tokens or () if each.startswith("--")), None)
     match error:
+        case UnknownOptionError() if _resumes_by_itself(error):
+            return "there is no option --resume; run the same command again without it, which resumes"
         case UnknownOptionError():
             return _unknown_option(
                 error.token.keyword or error.token.value, _shown(error.argument_collection)
@@ -505,6 +507,13 @@ def usage_sentence(error: cyclopts.CycloptsError) -> str:
         case UnusedCliTokensError():
             return f"unexpected argument {unused!r}{_repeat(error, unused)}"
     return " ".join(str(error).split())
+
+
+def _resumes_by_itself(error: UnknownOptionError) -> bool:
+    """Whether --resume was given to a command whose help says that the same command resumes."""
+    typed = error.token.keyword or error.token.value
+    helps = (str(each.parameter.help) for each in error.argument_collection)
+    return typed == "--resume" and any("same command again" in each for each in helps)
 
 
 def _repeat(error: cyclopts.CycloptsError, unused: str) -> str:

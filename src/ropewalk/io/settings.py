@@ -507,6 +507,8 @@ def _problem(
         shown = f", got {type(value).__name__}"
     elif isinstance(value, dict | list) or any(_GOT.search(need) for need in needs):
         shown = ""
+    if needs == ["must be a list"] and isinstance(value, str) and re.fullmatch(r"[\w./-]{1,60}", value):
+        shown += f"; write [{value}]"
     if all(need.startswith("must be ") for need in needs):
         wanted = " or ".join(need.removeprefix("must be ") for need in needs)
         return f"{key} must be {wanted}{shown}"

@@ -160,11 +160,19 @@ def test_an_alias_that_repeats_a_little_is_welcome():
     assert [stage.context for stage in parse_recipe(shared, "x").stages] == [8192, 8192]
 
 
+def test_one_value_in_the_place_of_a_list_says_how_to_write_it():
+    with pytest.raises(RopewalkError, match=r"trackers must be a list, got 'wandb'; write \[wandb\]$"):
+        load_recipe("demo", ["trackers=wandb"])
+    assert load_recipe("demo", ["trackers=[wandb]"]).trackers == ["wandb"]
+
+
 def test_a_missing_recipe_lists_the_shipped_ones(tmp_path):
     with pytest.raises(
         RopewalkError, match=r"no recipe file dmo; give a file or one of the shipped recipes: .*demo"
     ):
         load_recipe("dmo")
+    with pytest.raises(RopewalkError, match=r"embedded is a model and no recipe; .* is demo"):
+        load_recipe("embedded")
     with pytest.raises(RopewalkError, match="cannot read recipe"):
         load_recipe(tmp_path / "missing.yaml")
 
