@@ -35,7 +35,7 @@ def test_documents_of_a_given_length_fill_the_row(tmp_path, pattern):
 def test_without_a_tokenizer_it_says_why_rows_are_one_document(tmp_path):
     words, rows = lengths_of(recipe_of(model_folder(tmp_path / "model")))
     assert words.startswith(
-        "one document per row, because the recipe's own documents cannot be read: cannot load a tokenizer"
+        "one document per row, because the recipe's own documents cannot be read: there is no tokenizer in "
     )
     assert rows == [[511]]
 
