@@ -198,6 +198,7 @@ class EvaluateKeywords(TypedDict, total=False):
     rope: str | PathLike[str] | None
     rows: int
     ruler: Mapping[str, Any] | Settings
+    same_model: bool
     samples: int | None
     samples_dir: str | PathLike[str] | None
     seed: int

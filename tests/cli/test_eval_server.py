@@ -157,11 +157,18 @@ def test_server_that_dies_loses_nothing_and_doubles_nothing(
     assert "run the same command again to resume" in said.err
     assert len((out / "predictions.jsonl").read_text().splitlines()) == 5
     assert not (out / "results.json").exists()
-    # It comes back at another port.
+    # It comes back at another port, and only the user knows that it is the same.
+    first = server.url
     with CompletionServer(good) as server:
-        assert run(*asked, "--server", server.url, "--json") == 0
+        assert run(*asked, "--server", server.url) == 2
+        assert not server.requests
+        refused = " ".join(capsys.readouterr().err.split())
+        assert f"{out} has answers of the server at {first}, but --server names {server.url}; " in refused
+        assert run(*asked, "--server", server.url, "--same-model", "--json") == 0
         assert len(server.requests) == 3
-    results = json.loads(capsys.readouterr().out)["results"]
+    record = json.loads(capsys.readouterr().out)
+    assert record["backend"]["addresses"] == [first, server.url]
+    results = record["results"]
     assert [(r["n"], r["score"]) for r in results] == [(4, 100), (4, 100)]
     keys = [
         (each["length"], each["index"])
@@ -302,7 +309,7 @@ def test_a_rejected_prompt_is_named_and_counted_neither_way_and_asked_again(
     again = rescore(out)
     assert [each.to_json() for each in again.results] == [first, second]
     with CompletionServer(good) as server:
-        assert run(*asked, "--server", server.url) == 0
+        assert run(*asked, "--server", server.url, "--same-model") == 0
         assert len(server.requests) == 1
     first, _ = json.loads((out / "results.json").read_text())["results"]
     assert (first["n"], first["reason"], "rejected" in first["details"]) == (4, None, False)
@@ -332,22 +339,50 @@ def test_a_length_beyond_the_servers_context_is_refused_before_any_prompt(
     assert served == [{"context": 499, "root": "other/base", "source": "max_model_len in /v1/models"}]
 
 
+def test_a_finished_evaluation_is_not_taken_for_that_of_another_server(
+    run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    asked = (checkpoint, *ASKED, "--out", out)
+    with CompletionServer(knowing(checkpoint)) as first, CompletionServer(knowing(checkpoint)) as other:
+        assert run(*asked, "--server", f"http://me:secret@{first.url.removeprefix('http://')}") == 0
+        capsys.readouterr()
+        # The same server, with or without a password, and a slash more.
+        assert run(*asked, "--server", f"{first.url}/") == 0
+        assert (
+            f"the evaluation in {out} is already finished; nothing was evaluated" in capsys.readouterr().err
+        )
+        # A server more is one that the folder does not know either.
+        for url in (other.url, f"{first.url},{other.url}"):
+            assert run(*asked, "--server", url) == 2
+            said = " ".join(capsys.readouterr().err.split())
+            assert f"{out} has the finished evaluation of the server at {first.url}, but --server" in said
+            assert f"names {other.url}; give another --out, or add --same-model if" in said
+            assert "secret" not in said
+        assert run(*asked, "--server", other.url, "--same-model") == 0
+        said = capsys.readouterr()
+        assert "already finished" in said.err
+        # The result is that of the server that was measured.
+        assert said.out.startswith(f"tiny on the server {first.url}\n")
+        assert not other.requests
+
+
 def test_another_checkpoint_under_the_same_name_is_another_evaluation(
     run: Run, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
 
-    def evaluated(root: str | None, context: int = 600) -> int:
+    def evaluated(root: str | None, context: int = 600, *more: str) -> int:
         entry = {"id": "tiny", "max_model_len": context, **({"root": root} if root else {})}
         listed = Reply(body=json.dumps({"data": [entry]}).encode())
         with CompletionServer(knowing(checkpoint), models_reply=listed) as server:
-            return run(checkpoint, *ASKED, "--out", out, "--server", server.url)
+            return run(checkpoint, *ASKED, "--out", out, "--server", server.url, *more)
 
     assert evaluated("models/step-100") == 0
     # At another port, with another context.
-    assert evaluated("models/step-100", 700) == 0
+    assert evaluated("models/step-100", 700, "--same-model") == 0
     capsys.readouterr()
     for root, said in (("models/step-200", "models/step-200"), (None, "unknown")):
-        assert evaluated(root) == 2
+        assert evaluated(root, 600, "--same-model") == 2
         told = " ".join(capsys.readouterr().err.split())
         assert f"the checkpoint on the server (models/step-100 in the folder, {said} given)" in told

@@ -37,7 +37,7 @@ from ropewalk.io.digests import path_digest
 from ropewalk.io.files import cache_folder
 from ropewalk.io.settings import names_files
 from ropewalk.models.checkpoint.digest import model_digest
-from ropewalk.runs import Runner, Step, Todo, Work, opened
+from ropewalk.runs import Runner, Step, Store, Todo, Work, opened
 from ropewalk.versions import is_installed
 
 if TYPE_CHECKING:
@@ -160,6 +160,14 @@ def evaluate(
         steps = [each.step() for each in runs]
         # Before a model is loaded: what is done needs none, and other settings are refused at once.
         todo = runner.survey(steps)
+        over = all(todo.is_done(step.name) for step in steps)
+        if servers is not None and config.serving is not None:
+            same, pool = config.serving.same_model, servers
+            context.world.on_rank_0(lambda: _refuse_other_servers(store, pool, same, over))
+        if over:
+            context.rank_0_reporter.note(
+                f"the evaluation in {context.output} is already finished; nothing was evaluated"
+            )
         for one, step in zip(runs, steps, strict=True):
             one.run(runner, step, todo)
         found = {each.step_name: each.results(runner) for each in runs}
@@ -327,6 +335,8 @@ class _Run:
     next checkpoint needs the memory."""
     measured: list[TaskResult] | None = None
     """Results of this process; None if they were measured before."""
+    addresses: list[str] = field(default_factory=list)
+    """Addresses of all servers whose answers the folder has."""
 
     @property
     def step_name(self) -> str:
@@ -349,6 +359,10 @@ class _Run:
                 # Before the step begins, so that rejected settings leave nothing behind.
                 world.on_rank_0(partial(check_evaluation, under_test, self.settings, ready.documents))
                 del under_test
+                if self.servers is not None:
+                    # Before the first answer is kept, so that no folder has answers of a server that it does not name.
+                    world.on_rank_0(partial(_note_servers, runner.store, self.servers))
+                    self.addresses = world.on_rank_0(partial(_noted_servers, runner.store))
             runner.run([step], todo)
         finally:
             self.loaded.clear()
@@ -379,6 +393,8 @@ class _Run:
             work.cannot(f"{lacking[0].task} was not run: {lacking[0].reason}")
         elif stores.predictions.rejected:
             work.cannot(f"the server rejected {len(stores.predictions.rejected)} prompts")
+        if len(self.addresses) > 1:
+            facts = {**facts, "backend": {**facts["backend"], "addresses": self.addresses}}
         value = {"results": [each.to_json() for each in results], "identity": {**identity, **facts}}
         # dumps writes NaN and Infinity, which are not JSON; reading them back makes them None.
         plain: dict[str, Any] = json.loads(json.dumps(value), parse_constant=lambda name: None)
@@ -647,6 +663,44 @@ def _found_servers(serving: Serving, model: str | None, context: RunContext) -> 
     pool = server_pool(serving, report=context.rank_0_reporter.note)
     pool.find(model)
     return pool
+
+
+SERVERS = "servers"
+"""Lines of the folder's history under this name have the addresses of servers, in the order of their addition."""
+
+
+def _noted_servers(store: Store) -> list[str]:
+    """The addresses of all servers that answered prompts of the evaluation in a folder."""
+    return [address for line in store.about.history for address in line.get(SERVERS, ())]
+
+
+def _note_servers(store: Store, pool: ServerPool) -> None:
+    known = _noted_servers(store)
+    if new := [each.address for each in pool.backends if each.address not in known]:
+        store.note_changes([{SERVERS: new}])
+
+
+def _refuse_other_servers(store: Store, pool: ServerPool, same_model: bool, over: bool) -> None:
+    """Raise if an evaluation has answers of servers, and a server at another address is given for it.
+
+    Only the user can know whether the same model runs there: most servers say no more than a name.
+
+    Args:
+        store: records of the folder.
+        pool: the servers that are given.
+        same_model: whether the user says so.
+        over: whether the evaluation is finished.
+    """
+    known = _noted_servers(store)
+    new = [each.address for each in pool.backends if each.address not in known]
+    if not known or not new or same_model:
+        return
+    was, now = ", ".join(known), ", ".join(new)
+    has = f"{store.folder} has {'the finished evaluation' if over else 'answers'} of the server at {was}"
+    raise RopewalkError(
+        f"{has}, but --server names {now}; give another --out, or add --same-model if the same model runs at both "
+        "addresses"
+    )
 
 
 def _other_models(pool: ServerPool, path: str) -> list[str]:

@@ -62,6 +62,7 @@ class Serving(Settings):
         extra: additional fields of every request, JSON values.
         endpoint: ``completions`` sends whole prompts. ``chat``, for servers that have no other, sends turns, to which
             the server applies its own template.
+        same_model: whether a server at another address may continue an evaluation.
     """
 
     group: ClassVar[str | None] = "Server"
@@ -105,6 +106,11 @@ class Serving(Settings):
     ] = Field(
         default={},
         description="Field to add to every request, with its value as JSON: top_k=1.",
+    )
+    same_model: bool = Field(
+        default=False,
+        description="Continue the evaluation in --out on a server at another address, because the same model runs "
+        "there. Without it, another address is refused.",
     )
 
 

@@ -297,7 +297,9 @@ def describe_evaluation(result: EvaluationResult, out: Path | None) -> Iterator[
     backend = result.record.get("backend", {})
     if "address" in backend:
         # The command names a server, and perhaps not its model.
-        yield shown(f"{result.record['model']} on the server {backend['address']}", MOST_IN_FACT)
+        where = backend.get("addresses", [backend["address"]])
+        what = f"server{'s' if len(where) > 1 else ''} {', '.join(where)}"
+        yield shown(f"{result.record['model']} on the {what}", MOST_IN_FACT)
         yield ""
     for number, table in enumerate(evaluation_tables({str(result.record["model"]): result.results})):
         if number:
