@@ -74,6 +74,18 @@ def test_evaluate_takes_a_model_and_the_settings_of_all_groups(called):
     assert (context.output, rope_of) == (Path("results"), None)
 
 
+def test_evaluate_of_a_server_needs_no_model(called):
+    given = {"server": "http://localhost:8000/v1", "suites": ["passkey"], "lengths": "1k"}
+    config, _, _ = called("evaluate", **given)
+    assert (config.model, config.serving.url, config.what.lengths) == (None, given["server"], (1024,))
+    assert called("evaluate", "org/model", **given)[0].model == "org/model"
+
+
+def test_evaluate_without_anything_says_what_is_missing():
+    with pytest.raises(RopewalkError, match="MODEL is missing; name a checkpoint, or a server"):
+        jobs.evaluate()
+
+
 def test_settings_and_a_context_are_passed_on(called):
     given, context = EvaluationSettings(model="m"), RunContext(output=Path("there"))
     assert called("evaluate", given, context)[:2] == (given, context)

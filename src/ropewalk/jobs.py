@@ -271,14 +271,15 @@ def extend(
 
 @says_what_is_missing
 def evaluate(
-    model: Name | Values | EvaluationSettings,
+    model: Name | Values | EvaluationSettings | None = None,
     context: RunContext | None = None,
     **keywords: Unpack[of.EvaluateKeywords],
 ) -> EvaluationResult:
     """Run an evaluation, and write its results if there is an output folder.
 
     Args:
-        model: checkpoint folder, Hub id or ``embedded``; or the settings.
+        model: checkpoint folder, Hub id or ``embedded``; or the settings. Not needed with the keyword ``server``, the
+            address of a server.
         context: see :func:`ropewalk.evaluation.evaluate`.
         keywords: options of ``ropewalk eval``. Without ``out``, no files are written.
 
@@ -294,7 +295,7 @@ def evaluate(
     """
     from ropewalk.evaluation.run import evaluate
 
-    config, options = _settings("evaluate", model, keywords)
+    config, options = _settings("evaluate", {} if model is None else model, keywords)
     where, rope = _context(context, options.out), config.loading.rope
     if rope is None:
         return evaluate(config, where, None)
