@@ -111,6 +111,7 @@ def test_what_reads_results_works(served: CompletionServer, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["results"][0]["task"] == "passkey"
     assert (tmp_path / "a" / "report.html").stat().st_size
-    for command in (["compare", tmp_path / "a", tmp_path / "a"], ["rescore", tmp_path / "a"]):
-        done = core("eval", *command)
+    two = (tmp_path / "a", shutil.copytree(tmp_path / "a", tmp_path / "b"))
+    for command in (["eval", "compare", *two], ["eval", "rescore", two[0]], ["compare", *two]):
+        done = core(*command)
         assert (done.returncode, done.stderr) == (0, "")

@@ -265,14 +265,16 @@ def test_shares_that_start_at_once_wait_for_the_one_that_writes_the_recipes(tmp_
         others.enter_context(locked(tmp_path / "out"))
         release = threading.Timer(0.5, others.close)
         # The last work before the lock is asked for.
-        monkeypatch.setattr(run, "resolve", lambda recipe: release.ident or release.start())
+        monkeypatch.setattr(
+            "ropewalk.training.preflight.resolve", lambda recipe: release.ident or release.start()
+        )
         grid = run._started(settings(share="2/2"), tmp_path / "out")
         release.join()
     assert all(each.file.is_file() for each in grid.runs)
 
 
 def test_a_second_command_on_the_same_folder_is_refused_before_any_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "resolve", lambda recipe: None)
+    monkeypatch.setattr("ropewalk.training.preflight.resolve", lambda recipe: None)
     monkeypatch.setattr(run, "_run_all", lambda grid, settings, context: [])
     out = RunContext(output=tmp_path / "out")
     for share in (None, "1/2"):
@@ -287,7 +289,7 @@ def test_a_second_command_on_the_same_folder_is_refused_before_any_run(tmp_path,
 
 
 def test_values_and_seeds_may_be_added_and_what_is_lost_is_written_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "resolve", lambda recipe: None)
+    monkeypatch.setattr("ropewalk.training.preflight.resolve", lambda recipe: None)
     for more in ({}, {"vary": ("stages.*.pattern=full,anchor,intra_document",), "seeds": 3}):
         grid = run._started(settings(**more), tmp_path / "out")
         assert json.loads((tmp_path / "out/grid.json").read_text()) == json.loads(json.dumps(grid.record()))
@@ -315,7 +317,7 @@ def test_values_and_seeds_may_be_added_and_what_is_lost_is_written_again(tmp_pat
     ],
 )
 def test_another_grid_is_refused(tmp_path, monkeypatch, now, differs):
-    monkeypatch.setattr(run, "resolve", lambda recipe: None)
+    monkeypatch.setattr("ropewalk.training.preflight.resolve", lambda recipe: None)
     run._started(settings(), tmp_path / "out")
     before = (tmp_path / "out/grid.json").read_text()
     with pytest.raises(

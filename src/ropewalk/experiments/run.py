@@ -17,8 +17,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.comparison import ScoreDifference
 from ropewalk.evaluation.results import TaskResult
@@ -35,7 +33,6 @@ from ropewalk.parallel import World
 from ropewalk.parallel.context import RunContext
 from ropewalk.runs import Runner, Step, Store, Work, alone, held
 from ropewalk.training.folder import PAGE, RECIPE, SUMMARY
-from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.file import dump_recipe
 
 if TYPE_CHECKING:
@@ -198,6 +195,9 @@ def compare(settings: CompareSettings, context: RunContext | None = None) -> Exp
 
 def _started(settings: CompareSettings, output: Path) -> Grid:
     """The grid, checked as a whole and recorded in its folder."""
+    # Imported here, because finished runs and evaluations are compared without torch.
+    from ropewalk.training.preflight import resolve
+
     grid = make_grid(settings.what[0], settings.vary, settings.seeds, settings.overrides, output)
     # With a launcher, a run has processes that this one lacks, and resolve() would refuse meshes that fit them.
     if settings.launch is None:
@@ -285,6 +285,8 @@ def _run_all(grid: Grid, settings: CompareSettings, context: RunContext) -> list
 
 def _devices(settings: CompareSettings, most: int) -> queue.SimpleQueue[str | None]:
     """One entry for each run that may go on at a time: the GPU it may see, or None for all that this process sees."""
+    import torch
+
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")

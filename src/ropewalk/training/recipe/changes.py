@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import Free, free_mark, model_in
 from ropewalk.training.recipe.recipe import Recipe, Stage
-from ropewalk.training.update.optimizer import learning_rate_at
 
 Key = tuple[str | int, ...]
 """Path of a value in a recipe, such as ``("stages", 0, "steps")``."""
@@ -141,6 +140,8 @@ def _too_late(key: Key, old: Recipe, new: Recipe, progress: Progress) -> str | N
 
 def _rates(number: int, old: Stage, new: Stage, step: int) -> list[str]:
     """Sentence on how the learning rate changes after ``step`` steps of a stage; none if it does not change."""
+    # Imported here, because it needs torch, and reading the folder of a run does not.
+    from ropewalk.training.update.optimizer import learning_rate_at
 
     # A decaying schedule is undefined after its last step.
     has_rate = old.steps if old.schedule != "constant" else new.steps

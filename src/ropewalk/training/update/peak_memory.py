@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 GPU, PROCESS = "peak_gpu_memory", "peak_process_memory"
 """Keys of a line of metrics; the key says what was measured."""
@@ -17,6 +19,8 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     On a GPU these are the bytes of tensors at their most, of this process; on a CPU its resident memory.
     """
     if device.type == "cuda":
+        import torch
+
         return {GPU: torch.cuda.max_memory_allocated(device)}
     if sys.platform == "linux":
         # Not ru_maxrss, which counts the memory of the process that started this one too.
