@@ -76,6 +76,7 @@ def test_every_suite_at_every_length(under_test: ModelUnderTest) -> None:
         ("passkey", "passkey", 192, "ok", "percent"),
     ]
     short, long, passkeys = results[0], results[1], results[2:]
+    assert ("preparing prompts: passkey at 96 tokens", 0, passkeys[0].n) in told
     assert [each.end for each in long.positions] == [64, 80, 96, 112, 128, 160, 192]
     assert short.n == long.n == 3
     assert short.score > 0

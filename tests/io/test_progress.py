@@ -1,8 +1,11 @@
 """Progress: a counted loop tells a reporter's bar what is done, and a silent reporter takes everything."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
-from ropewalk.io.progress import Silent, counted
+import pytest
+
+from ropewalk.io.progress import Silent, Sparing, counted
 
 
 class Kept:
@@ -37,3 +40,15 @@ def test_a_silent_reporter_takes_notes_and_bars_of_any_length_and_says_nothing(c
             advance(1, "text")
             told(1, 5)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_many_sentences_one_is_reported_in_so_many_seconds(monkeypatch, at_once):
+    now = [100.0]
+    monkeypatch.setattr("ropewalk.io.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    said = []
+    report = Sparing(said.append, 10.0, at_once)
+    for seconds in (100.0, 101.0, 109.9, 110.0, 119.0, 125.0, 126.0):
+        now[0] = seconds
+        report(f"{seconds:g}")
+    assert said == ["100"] * at_once + ["110", "125"]

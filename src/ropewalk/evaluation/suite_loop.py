@@ -341,6 +341,8 @@ class _SuiteLoop:
         if reason is not None:
             return TaskResult.not_run(suite.name, task.name, length, reason)
         count, seed, thinking = suite.samples_of(self.settings), self.settings.seed, encoder.thinking
+        if self.progress is not None:
+            self.progress(f"preparing prompts: {_titled(suite.name, task.name, length)}", 0, count)
         # The thoughts take their tokens from the prompt, so that everything fits in the length.
         fitted = cached_samples(task, encoder, length - thinking, count, seed, self.stores.samples)
         samples = (
@@ -438,5 +440,9 @@ class _SuiteLoop:
         progress = self.progress
         if progress is None:
             return None
-        what = f"{suite if task == suite else f'{suite} {task}'} at {length:,} tokens"
+        what = _titled(suite, task, length)
         return lambda done, total: progress(what, done, total)
+
+
+def _titled(suite: str, task: str, length: int) -> str:
+    return f"{suite if task == suite else f'{suite} {task}'} at {length:,} tokens"

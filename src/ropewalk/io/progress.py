@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -38,3 +40,25 @@ def counted(
     """A progress bar for a loop; yields a function of the number of units done and their total."""
     with reporter.bar(label, total) as advance:
         yield lambda done, _: advance(done, unit)
+
+
+class Sparing:
+    """Reports at most one sentence in so many seconds, of many threads together; the others are left out.
+
+    Args:
+        report: called with a sentence.
+        seconds: between two sentences.
+        at_once: whether the first sentence is reported at once; otherwise the seconds begin now.
+    """
+
+    def __init__(self, report: Callable[[str], None], seconds: float, at_once: bool = True) -> None:
+        self._report, self._seconds, self._lock = report, seconds, threading.Lock()
+        self._next = -float("inf") if at_once else time.monotonic() + seconds
+
+    def __call__(self, text: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next:
+                return
+            self._next = now + self._seconds
+        self._report(text)

@@ -56,7 +56,12 @@ def test_fields_are_named_by_their_place_or_as_whole_words() -> None:
         (b'{"detail": "Not allowed"}', "Not allowed"),
         (b'{"error": "Input is too long"}', "Input is too long"),
         (b'{"detail": [{"loc": ["body"], "msg": "extra field"}]}', "extra field"),
-        (HTML, "502 Bad Gateway"),
+        (HTML, r"an HTML page \(502 Bad Gateway\)"),
+        (
+            b"<!DOCTYPE html><html><head><title>Oops</title></head><h1>no</h1></html>",
+            r"an HTML page \(Oops\)",
+        ),
+        (b"<html><p>gone</p></html>", "HTTP 400: an HTML page"),
         (b"", "status 400 without a message"),
         (b"null", "without a message|null"),
     ],

@@ -25,7 +25,7 @@ from ropewalk.evaluation.backends import Answer, GenerationRequest, Rejection
 from ropewalk.evaluation.backends.responses import (
     FaultError,
 )
-from ropewalk.evaluation.backends.server import TRIAL
+from ropewalk.evaluation.backends.server import TRIAL, ServerBackend
 from ropewalk.evaluation.backends.server_pool import server_pool
 from ropewalk.evaluation.backends.serving import Serving
 from tests.completion_server import (
@@ -425,6 +425,30 @@ class Waits(threading.Event):
         self.seconds.append(timeout or 0.0)
         assert len(self.seconds) < 100, "requests follow each other for ever"
         return False
+
+
+def test_a_long_wait_is_told_in_one_line_and_a_short_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: list[FaultError] = []
+
+    def failing(client: Any, request: GenerationRequest) -> bytes:
+        if not faults:
+            raise FaultError("connection lost")
+        raise faults.pop(0)
+
+    said: list[str] = []
+    asked = ServerBackend(Serving(url="http://localhost:1/v1", retries=0, timeout=60.0), report=said.append)
+    monkeypatch.setattr(asked, "_request", failing)
+    limit = [FaultError("HTTP 429: slow down", 2.0, 429) for _ in range(6)]
+    for waits in (1, 6):
+        faults[:] = limit[:waits]
+        with pytest.raises(FaultError, match="connection lost"):
+            asked._completion_with_retries(None, requests_of(1)[0], Waits())
+        # Two waits of 2 s are longer than 3 s; of the other requests' lines, none follows within seconds.
+        assert len(said) == (waits > 1)
+    assert said == [
+        "the server at http://localhost:1/v1 does not answer a prompt yet (HTTP 429: slow down); waiting 2 s before "
+        "attempt 3"
+    ]
 
 
 @pytest.mark.parametrize("asked_to_wait", [None, 0.0])

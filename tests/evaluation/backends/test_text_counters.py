@@ -10,7 +10,7 @@ import pytest
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import GenerationRequest
 from ropewalk.evaluation.backends.responses import FaultError
-from ropewalk.evaluation.backends.text_counters import ServerTokenizer, WordCounter
+from ropewalk.evaluation.backends.text_counters import SHORT, ServerTokenizer, WordCounter
 from ropewalk.evaluation.prompt import PromptEncoder
 from tests.completion_server import CompletionServer, completion, message, refusal
 from tests.evaluation.backends.server_cases import backend
@@ -130,6 +130,33 @@ def test_texts_are_counted_several_at_a_time_in_their_order_and_a_fault_is_told(
     lost = True
     with pytest.raises(RunFailure, match=r"stopped counting tokens with /tokenize \(connection lost\)"):
         own("a")
+
+
+def test_short_texts_are_counted_once_and_it_is_said_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ropewalk.evaluation.backends.text_counters.SECONDS_BETWEEN_LINES", 0.0)
+    asked: list[tuple[str, bool]] = []
+    said: list[str] = []
+
+    def ask(path: str, value: dict[str, Any]) -> Any:
+        if path == "/detokenize":
+            return {"prompt": "a"}
+        asked.append((value["prompt"], value["add_special_tokens"]))
+        return {"tokens": [len(value["prompt"]), int(value["add_special_tokens"])]}
+
+    own = ServerTokenizer(ask, "m", 3, said.append)
+    asked.clear()
+    texts = ["word", "other", "word", "", "x" * SHORT, "y" * (SHORT + 1)]
+    wanted = [[len(text), 0] for text in texts]
+    for _ in range(2):
+        found = own.encode_batch_fast(texts)
+        assert found == wanted
+        # What a caller does to the ids changes no later count.
+        found[0].append(7)
+    # With special tokens, a text has others.
+    assert own("word")["input_ids"] == [4, 1]
+    different = {(text, False) for text in texts}
+    assert sorted(asked) == sorted([*different, ("y" * (SHORT + 1), False), ("word", True)])
+    assert said[-1].startswith("preparing prompts: the server's /tokenize has counted 9 texts so far")
 
 
 def counted_by(per_piece: float, around: int) -> Callable[[str], int]:

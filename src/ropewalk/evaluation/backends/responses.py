@@ -160,6 +160,10 @@ def error_value(body: bytes) -> Any:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
+        if _HTML.match(body):
+            title = _TITLE.search(body[:_MOST_WORDS])
+            named = one_line(title[1]) if title else ""
+            return f"an HTML page ({named})" if named else "an HTML page"
         return body.decode("utf-8", "replace").strip()
     return value.get("error", value) if isinstance(value, Mapping) else value
 
@@ -255,6 +259,7 @@ def retry_after(header: str | None) -> float | None:
 
 
 _HTML = re.compile(rb"\s*<(!doctype html|html)\b", re.IGNORECASE)
+_TITLE = re.compile(rb"<(?:title|h1)>([^<]*)</", re.IGNORECASE)
 
 
 def read_json(body: bytes) -> Any:

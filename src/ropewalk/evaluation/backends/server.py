@@ -12,7 +12,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -43,12 +43,21 @@ from ropewalk.evaluation.backends.responses import (
 )
 from ropewalk.evaluation.backends.served import PLACES, Served, from_models, names_model
 from ropewalk.evaluation.backends.serving import RESERVED, Serving, public_address
-from ropewalk.evaluation.backends.text_counters import ServerTokenizer, TextCounter, WordCounter
+from ropewalk.evaluation.backends.text_counters import (
+    SECONDS_BETWEEN_LINES,
+    ServerTokenizer,
+    TextCounter,
+    WordCounter,
+)
+from ropewalk.io.progress import Sparing
 from ropewalk.io.urls import credentials, without
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 LONGEST_BACKOFF = 8.0
 """Maximum seconds between two attempts, unless the server asks for more."""
+
+SILENT = 3.0
+"""Seconds that a request may wait for further attempts before the user is told."""
 
 CONNECT_TIMEOUT = 10.0
 CHECK_TIMEOUT = 30.0
@@ -80,13 +89,19 @@ class ServerBackend:
         tokenizer: the model's tokenizer; needed to send text. The server must use the same one.
         api_key: API key; None reads ``OPENAI_API_KEY`` from the environment. It is never printed or recorded.
         backoff: seconds before the second attempt; doubles with each further attempt, up to 8.
+        report: called with a sentence on what takes long, from time to time.
 
     Raises:
         RopewalkError: if an argument is invalid.
     """
 
     def __init__(
-        self, serving: Serving, tokenizer: Any = None, api_key: str | None = None, backoff: float = 0.5
+        self,
+        serving: Serving,
+        tokenizer: Any = None,
+        api_key: str | None = None,
+        backoff: float = 0.5,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
         if not 0 <= backoff < math.inf:
             raise RopewalkError(f"backoff must be 0 or more seconds, got {backoff}")
@@ -94,6 +109,8 @@ class ServerBackend:
         self.model = serving.model
         self.concurrency, self.timeout, self.retries = serving.concurrency, serving.timeout, serving.retries
         self.backoff = backoff
+        self._report = report
+        self._waiting = Sparing(report, SECONDS_BETWEEN_LINES)
         self.extra = serving.extra
         self.notes: list[str] = []
         """Notes for the user about the answers; complete after :meth:`check`."""
@@ -457,6 +474,7 @@ class ServerBackend:
     ) -> Completion:
         """Return the server's completion of a prompt, with retries after temporary faults."""
         attempt, limited, backoff = 0, 0.0, min(self.backoff, LONGEST_BACKOFF)
+        waited, requests = 0.0, 0
         while True:
             try:
                 body = self._request(client, request)
@@ -478,6 +496,12 @@ class ServerBackend:
                 break
             else:
                 attempt += 1
+            waited, requests = waited + wait, requests + 1
+            if waited > SILENT:
+                self._waiting(
+                    f"the server at {self.address} does not answer a prompt yet ({fault.reason}); waiting {wait:.0f} s "
+                    f"before attempt {requests + 1}"
+                )
             # Unlike sleep, this wait ends as soon as another thread fails.
             if stop.wait(wait):
                 break
@@ -676,7 +700,7 @@ class ServerBackend:
         """
         assert self.model is not None
         try:
-            return ServerTokenizer(self._post, self.model, self.concurrency)
+            return ServerTokenizer(self._post, self.model, self.concurrency, self._report)
         except RopewalkError as error:
             raise RopewalkError(f"{self.address}: {error}") from error
 

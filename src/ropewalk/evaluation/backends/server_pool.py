@@ -128,7 +128,9 @@ def server_pool(
         RopewalkError: as :class:`ServerBackend`; or if an address is given twice.
     """
     urls = [each.strip() for each in serving.url.split(",")]
-    backends = [ServerBackend(serving.model_copy(update={"url": url}), tokenizer) for url in urls]
+    backends = [
+        ServerBackend(serving.model_copy(update={"url": url}), tokenizer, report=report) for url in urls
+    ]
     addresses = [each.address for each in backends]
     twice = next((each for each in addresses if addresses.count(each) > 1), None)
     if twice is not None:

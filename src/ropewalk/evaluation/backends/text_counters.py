@@ -16,6 +16,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.responses import FaultError, RefusalError
+from ropewalk.io.progress import Sparing
 
 Ask = Callable[[str, dict[str, Any]], Any]
 """Posts a JSON value to a path below the server's root, and returns the JSON value of the response."""
@@ -94,6 +95,12 @@ FORMS = (
     _Form("content", "add_special", {"parse_special": True, "with_pieces": False}, "content", False, {}),
 )
 
+SHORT = 1000
+MOST_SHORT = 1 << 14
+"""Characters of a text whose tokens are kept, and the number of such texts: tasks count the same words many times."""
+
+SECONDS_BETWEEN_LINES = 10.0
+
 PROBE = "The grass is green. 3f9a-70214, (Zürich) <END>\n"
 
 
@@ -104,13 +111,18 @@ class ServerTokenizer(TextCounter):
         ask: posts to the server; raises FaultError or RefusalError.
         model: name of the model on the server.
         concurrency: maximum number of texts that are encoded at a time.
+        report: called with a sentence on the number of texts, from time to time.
 
     Raises:
         RopewalkError: if the server has none of the known forms of these endpoints, or they contradict each other.
     """
 
-    def __init__(self, ask: Ask, model: str, concurrency: int) -> None:
+    def __init__(
+        self, ask: Ask, model: str, concurrency: int, report: Callable[[str], None] = lambda text: None
+    ) -> None:
         self._ask, self._model, self._concurrency = ask, model, concurrency
+        self._report, self._asked = Sparing(report, SECONDS_BETWEEN_LINES, at_once=False), 0
+        self._short: dict[tuple[str, bool], list[int]] = {}
         reasons = []
         for form in FORMS:
             self._form = form
@@ -149,10 +161,18 @@ class ServerTokenizer(TextCounter):
                     f"the server stopped counting tokens with /tokenize ({error}); run the same command again to resume"
                 ) from error
 
-        if len(texts) == 1:
-            return [encode(texts[0])]
-        with ThreadPoolExecutor(self._concurrency) as pool:
-            return list(pool.map(encode, texts))
+        different = [*dict.fromkeys(text for text in texts if (text, add_special_tokens) not in self._short)]
+        if len(different) == 1:
+            found = {different[0]: encode(different[0])}
+        else:
+            with ThreadPoolExecutor(self._concurrency) as pool:
+                found = dict(zip(different, pool.map(encode, different), strict=True))
+        ids = [found.get(text) or self._short.get((text, add_special_tokens), []) for text in texts]
+        for text, its in found.items():
+            if len(text) <= SHORT and len(self._short) < MOST_SHORT:
+                self._short[text, add_special_tokens] = its
+        # Copies, because the kept ones must stay as they are.
+        return [[*each] for each in ids]
 
     def decode(self, ids: Sequence[int], **options: bool) -> str:
         named = {"model": self._model} if self._form.named else {}
@@ -166,6 +186,11 @@ class ServerTokenizer(TextCounter):
         form = self._form
         named = {"model": self._model} if form.named else {}
         said = self._ask("/tokenize", {**named, form.text: text, form.special: special, **form.more})
+        self._asked += 1
+        self._report(
+            f"preparing prompts: the server's /tokenize has counted {self._asked:,} texts so far; with the model's "
+            "tokenizer in --tokenizer, this is faster"
+        )
         ids = said.get("tokens") if isinstance(said, dict) else None
         # Not isinstance, because True is an int too.
         if not isinstance(ids, list) or any(type(each) is not int or each < 0 for each in ids):
