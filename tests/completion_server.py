@@ -90,7 +90,8 @@ class CompletionServer:
         key: the API key that it asks for.
         models_reply: what it says in place of the list of models.
         refuses: from a request's JSON, trials included, to the refusal of it, or None.
-        reads: from a trial's prompt to the tokens that it says it has read; None says nothing.
+        reads: from a trial's prompt, which for a chat is the text of its turns, to the tokens that it says it has read;
+            None says nothing.
         unlisted: names of models that it serves and does not list.
         pages: JSON values of further paths, such as ``/props``.
         posts: for further paths to which JSON is posted, from it to what is said: a JSON value, or a reply.
@@ -105,7 +106,7 @@ class CompletionServer:
         key: str | None = None,
         models_reply: Reply | None = None,
         refuses: Callable[[dict[str, Any]], Reply | None] = lambda value: None,
-        reads: Callable[[Any], int | None] = lambda prompt: None,
+        reads: Callable[[Any], int | None] = lambda prompt: len(prompt) if isinstance(prompt, list) else None,
         unlisted: Sequence[str] = (),
         pages: Mapping[str, Any] | None = None,
         posts: Mapping[str, Callable[[dict[str, Any]], Any]] | None = None,
@@ -163,7 +164,9 @@ class CompletionServer:
                     said = refusal(404, f"The model `{value['model']}` does not exist.")
                 if said is None and trial:
                     made = message if "messages" in value else completion
-                    said = trial_reply or made("x", "length", 1, reads(value.get("prompt", "")))
+                    turns = "\n".join(each["content"] for each in value.get("messages", ()))
+                    prompt = value.get("prompt", turns)
+                    said = trial_reply or made("x", "length", 1, reads(prompt))
                     if named is not None:
                         said = Reply(body=json.dumps({**json.loads(said.body), "model": named}).encode())
                 if said is not None:

@@ -115,7 +115,10 @@ def test_what_the_server_does_not_take_is_left_out_and_said_in_the_results(
     assert record["backend"]["prompts"] == "text"
     assert record["backend"]["left_out"] == ["repetition_penalty"]
     assert record["backend"]["extra"] == {"top_k": 1, "user": "me"}
-    assert len(record["notes"]) == 2
+    assert len(record["notes"]) == 3
+    assert record["notes"][2].startswith(
+        "The server does not report how many tokens of a prompt it read, so ropewalk"
+    )
     for note in record["notes"]:
         assert note in said.err
         assert note in html.unescape((out / "report.html").read_text())

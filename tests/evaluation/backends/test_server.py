@@ -47,6 +47,7 @@ from tests.evaluation.backends.server_cases import (
     rejection,
     requests_of,
 )
+from tests.evaluation.core_cases import byte_tokenizer
 from tests.marks import slow_after
 
 
@@ -792,6 +793,32 @@ def test_a_response_that_contradicts_its_request_is_no_answer(what: str) -> None
             list(asked.answers(requests_of(2)))
 
 
+def test_another_tokenizer_than_the_servers_is_found_out_by_the_trial_of_a_chat() -> None:
+    tokenizer = byte_tokenizer()
+
+    def counted(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    # A template may write any number of tokens around a text.
+    for around in (0, 7, 900):
+        with CompletionServer(echo, reads=lambda text, n=around: n + counted(text)) as server:
+            asked = backend(server, endpoint="chat", tokenizer=tokenizer)
+            asked.check()
+            assert (len(server.trials), asked.notes) == (2, [])
+    with (
+        CompletionServer(echo, reads=lambda text: 7 + len(text.split())) as server,
+        pytest.raises(
+            RopewalkError, match=r"counts \d+ tokens of a text for which the local tokenizer counts \d+, so"
+        ),
+    ):
+        backend(server, endpoint="chat", tokenizer=tokenizer).check()
+    # Of a server that counts nothing, nothing is known, and that is said.
+    with CompletionServer(echo, reads=lambda text: None) as server:
+        asked = backend(server, endpoint="chat", tokenizer=tokenizer)
+        asked.check()
+    assert [note[:40] for note in asked.notes] == ["The server does not report how many toke"]
+
+
 def test_a_trial_that_contradicts_its_request_is_refused() -> None:
     with (
         CompletionServer(echo, reads=lambda prompt: 10**6) as server,
@@ -855,7 +882,7 @@ def test_a_server_without_the_endpoint_is_said_with_the_other_one(status: int) -
     with CompletionServer(echo, refuses=refuses) as server:
         with pytest.raises(
             RopewalkError,
-            match=rf"serves tiny, but has no endpoint /completions \(HTTP {status}: no .*\); add --chat --endpoint",
+            match=rf"serves tiny, but has no endpoint /completions \(HTTP {status}: no .*\); give --endpoint chat",
         ):
             backend(server).check()
         backend(server, endpoint="chat").check()

@@ -44,6 +44,7 @@ from ropewalk.evaluation.backends.responses import (
 from ropewalk.evaluation.backends.served import PLACES, Served, from_models, names_model
 from ropewalk.evaluation.backends.serving import RESERVED, Serving, public_address
 from ropewalk.evaluation.backends.text_counters import (
+    SAMPLE,
     SECONDS_BETWEEN_LINES,
     ServerTokenizer,
     TextCounter,
@@ -246,11 +247,39 @@ class ServerBackend:
                         f"the server at {self.address} does not report the tokens of prompts, so those of its chat "
                         "template are unknown; give --tokenizer a folder or a Hub id"
                     )
-                own = self.tokenizer(TRIAL, add_special_tokens=False)["input_ids"]
-                self.tokenizer.around = max(trial.prompt_tokens - len(own), 0)
+                self.tokenizer.around = max(trial.prompt_tokens - self._count(TRIAL), 0)
+            elif self.as_turns and self.tokenizer is not None and trial.prompt_tokens:
+                self._refuse_other_tokenizer(client, trial.prompt_tokens)
+        if not trial.prompt_tokens:
+            self.notes.append(
+                "The server does not report how many tokens of a prompt it read, so ropewalk cannot tell whether it "
+                "shortens prompts."
+            )
         self._trial_answer = trial
         self._checked = True
         return str(self.model)
+
+    def _count(self, text: str) -> int:
+        return len(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _refuse_other_tokenizer(self, client: httpx2.Client, trial: int) -> None:
+        """Raise if the server's tokenizer is not the local one, by the tokens that a longer text has more.
+
+        What the server's template writes around a text is not known, but it is the same around both, which begin and
+        end alike.
+
+        Args:
+            client: sends the request.
+            trial: tokens of the trial prompt by the server's count.
+        """
+        text = f"{TRIAL} {SAMPLE.strip()} {TRIAL}"
+        read, more = self._tokens_read(client, text), self._count(text) - self._count(TRIAL)
+        if read and read - trial != more:
+            raise RopewalkError(
+                f"the server at {self.address} counts {read - trial} tokens of a text for which the local tokenizer "
+                f"counts {more}, so the tokenizer is not that of the served model; give --tokenizer the model's folder "
+                "or Hub id, or --tokenizer words"
+            )
 
     def _check_named(self, named: str | None) -> None:
         """Check that the server answers requests for this model with this model."""
@@ -415,7 +444,7 @@ class ServerBackend:
         if refusal.status == UNAUTHORIZED:
             return self._no_access(refusal)
         if refusal.status in (404, 405) and self.model in (self._listed or ()):
-            path, remedy = "/completions", "add --chat --endpoint chat"
+            path, remedy = "/completions", "give --endpoint chat together with --chat"
             if self.as_turns:
                 path, remedy = "/chat/completions", "remove --endpoint chat"
             return f"the server at {self.address} serves {self.model}, but has no endpoint {path} ({refusal}); {remedy}"
@@ -664,7 +693,8 @@ class ServerBackend:
         if [*([bos] if self._bos_added else []), *read] != list(input_ids):
             raise RefusalError(
                 f"a prompt of {len(input_ids)} tokens cannot be sent as text, because its text encodes to other tokens "
-                f"({len(read) + self._bos_added} of them); use a server that accepts token ids"
+                f"({len(read) + self._bos_added} of them); give --tokenizer words, or --chat --endpoint chat, or use a "
+                "server that accepts token ids"
             )
         return text
 
