@@ -218,6 +218,10 @@ UNPAIRED = {
         percent_result([0, 100], samples=({"index": 0, "score": 0.0}, {"index": 7, "score": 100.0})),
         "the samples differ: 2 in A, 2 in B",
     ),
+    "number": (
+        percent_result([0, 100, 100], details={SAMPLES: "other", "rejected": [{"index": 3, "reason": "x"}]}),
+        "A has 2 samples and B has 4; run both",
+    ),
     "fewer": (percent_result([0, 100], samples=({"index": 0, "score": 0.0},)), "2 in A, 1 in B"),
     "none": (percent_result([0, 100], samples=()), "the results have no samples to pair"),
     "not run": (TaskResult.not_run("ruler", "niah", 4096, "no memory"), "not run in B: no memory"),

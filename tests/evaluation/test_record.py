@@ -16,6 +16,7 @@ from ropewalk.evaluation.predictions import PredictionLog, predicted
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.record import PREDICTIONS, RESULTS, read_record
 from ropewalk.evaluation.results import SAMPLES
+from ropewalk.reporting.scores.evaluation import describe_comparison
 from tests.evaluation.core_cases import CHAT, answered, asked_sample, byte_tokenizer, percent_result
 
 
@@ -118,6 +119,38 @@ def test_b_is_compared_against_a(tmp_path: Path) -> None:
     )
     assert [each.difference for each in there.differences] == [25]
     assert [each.difference for each in back.differences] == [-25]
+
+
+@pytest.mark.parametrize(("a", "b"), [([0], [1]), ([0, 1], [1]), ([1], [1]), (None, [1])])
+def test_prompts_with_another_bos_are_paired_with_a_note(
+    tmp_path: Path, a: list[int] | None, b: list[int]
+) -> None:
+    for name, counts in (("a", a), ("b", b)):
+        result = percent_result([0, 100])
+        known = {} if counts is None else {"bos_count": counts}
+        (tmp_path / name).mkdir()
+        record_of([replace(result, details={**result.details, **known})]).write(tmp_path / name)
+    found = compare_folders(CompareSettings(a=tmp_path / "a", b=tmp_path / "b"))
+    assert [each.difference for each in found.differences] == [0]
+    one = " or ".join(map(str, a or ()))
+    said = (
+        [f"prompts have {one} BOS tokens in A and 1 in B, which may change scores; "]
+        if a not in (b, None)
+        else []
+    )
+    assert [note.partition("evaluate")[0] for note in found.notes] == said
+    assert [note in list(describe_comparison(found)) for note in found.notes] == [True] * len(said)
+    assert found.to_json()["notes"] == list(found.notes)
+
+
+def test_two_evaluations_without_a_difference_say_so_and_count_none(tmp_path: Path) -> None:
+    for name, count in (("a", 2), ("b", 4)):
+        (tmp_path / name).mkdir()
+        record_of([percent_result([0] * count)]).write(tmp_path / name)
+    found = compare_folders(CompareSettings(a=tmp_path / "a", b=tmp_path / "b"))
+    assert found.differences[0].reason == "A has 2 samples and B has 4; run both with the same --samples"
+    last = list(describe_comparison(found))[-1]
+    assert last == "no difference could be computed, for the reasons in the table"
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ class Server:
     model: str = "owner/served"
     served: Served = field(default_factory=Served)
     counts: bool = True
+    bos: str | None = "<s>"
 
     def own_tokenizer(self) -> Any:
         if not self.counts:
             raise RopewalkError("the server does not count tokens with /tokenize (HTTP 404)")
-        return byte_tokenizer()
+        return byte_tokenizer(bos=self.bos)
 
 
 @dataclass
@@ -88,6 +89,8 @@ def test_names_are_tried_in_order_and_the_server_is_last(asked: list[str], tmp_p
 def test_what_the_user_says_is_taken_and_nothing_else(asked: list[str]) -> None:
     assert found(Server(), "me/given-there", "server")[1] == "tokens are counted by the server's /tokenize"
     assert asked == []
+    without = found(Server(bos=None), "me/given-there", "server")[1]
+    assert without == "tokens are counted by the server's /tokenize, which adds no BOS, so prompts have none"
     assert found(Server(), "me/given", "other/one-there")[0] == "other/one-there"
     with pytest.raises(RopewalkError, match="there is no other/one"):
         found(Server(), None, "other/one")

@@ -173,6 +173,10 @@ def paired_samples(a: TaskResult, b: TaskResult) -> _Stratum | str:
     if requested is None and SAMPLES not in b.details:
         return "the results have no digest of their samples, so they cannot be paired"
     if requested != b.details.get(SAMPLES):
+        # Prompts that a server rejected were samples too.
+        asked = [len(each.samples) + len(each.details.get("rejected", ())) for each in (a, b)]
+        if asked[0] != asked[1]:
+            return f"A has {asked[0]} samples and B has {asked[1]}; run both with the same --samples"
         return "the samples differ in prompts, text or tokenizer"
     if a.details.get("evaluator") == b.details.get("evaluator") == ITSELF:
         return "each model chose its own key tokens; run both with the same --evaluator"

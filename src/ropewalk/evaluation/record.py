@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,14 @@ class ComparisonResult(Result):
         a, b: ``path`` and ``model`` of each evaluation.
         seed: random seed of the permutation test.
         differences: B compared with A, for each task and length.
+        notes: what differs between the prompts of the two, although they are paired; a sentence each.
     """
 
     a: Mapping[str, str]
     b: Mapping[str, str]
     seed: int
     differences: tuple[ScoreDifference, ...]
+    notes: tuple[str, ...] = ()
 
 
 def read_record(folder: Path) -> tuple[dict[str, Any], list[TaskResult]]:
@@ -136,7 +138,25 @@ def compare_folders(config: CompareSettings) -> ComparisonResult:
     (record_a, results_a), (record_b, results_b) = read_record(a), read_record(b)
     found = compare(results_a, results_b, seed)
     sides = [{"path": str(path), "model": str(r["model"])} for path, r in ((a, record_a), (b, record_b))]
-    return ComparisonResult(sides[0], sides[1], seed, tuple(found))
+    return ComparisonResult(sides[0], sides[1], seed, tuple(found), tuple(_other_bos(results_a, results_b)))
+
+
+def _other_bos(a: Sequence[TaskResult], b: Sequence[TaskResult]) -> Iterator[str]:
+    """A sentence if prompts of the same text began with BOS in one of two evaluations only.
+
+    Whether they do depends on what counted the tokens: a server's ``/tokenize`` may add no BOS where the tokenizer's
+    files say one.
+    """
+    counts = [
+        {n for each in results for n in each.details.get("bos_count", ()) if each.status == "ok"}
+        for results in (a, b)
+    ]
+    if all(counts) and counts[0] != counts[1]:
+        one, other = (" or ".join(map(str, sorted(each))) for each in counts)
+        yield (
+            f"prompts have {one} BOS tokens in A and {other} in B, which may change scores; evaluate both with the "
+            "same --tokenizer"
+        )
 
 
 def rescore(folder: Path) -> EvaluationResult:

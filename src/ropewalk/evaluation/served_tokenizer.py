@@ -61,7 +61,8 @@ def served_tokenizer(model: str | None, wanted: str | None, servers: ServerPool)
             "tokens are estimated from words, as --tokenizer words says: lengths are approximate",
         )
     if wanted == OF_SERVER:
-        return ServedTokenizer(first.own_tokenizer(), None, "tokens are counted by the server's /tokenize")
+        own = first.own_tokenizer()
+        return ServedTokenizer(own, None, _by_server(own))
     named = {str(first.model), first.served.root}
     # The name of the model is no choice; anything else that is given is the tokenizer that was meant.
     given = wanted or (model if model not in named else None)
@@ -91,7 +92,12 @@ def served_tokenizer(model: str | None, wanted: str | None, servers: ServerPool)
             f"there is no tokenizer to count the tokens of prompts with ({'; '.join([*reasons, str(error)])}); give "
             f"--tokenizer with a folder or Hub id, or --tokenizer {OF_WORDS} to estimate tokens from words"
         ) from error
-    return ServedTokenizer(own, None, f"tokens are counted by the server's /tokenize{_although(reasons)}")
+    return ServedTokenizer(own, None, f"{_by_server(own)}{_although(reasons)}")
+
+
+def _by_server(own: TextCounter) -> str:
+    without = "" if own.bos_token_id is not None else ", which adds no BOS, so prompts have none"
+    return f"tokens are counted by the server's /tokenize{without}"
 
 
 def _although(reasons: Sequence[str]) -> str:

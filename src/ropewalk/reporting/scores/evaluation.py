@@ -320,10 +320,16 @@ def describe_comparison(result: ComparisonResult) -> Iterator[Part]:
     yield f"B {result.b['model']} ({result.b['path']})"
     yield ""
     yield comparison_table(result.differences)
+    if result.notes:
+        yield ""
+        yield from result.notes
     # Differences without a test (a missing side, no common samples) count in neither number.
     real = [each for each in result.differences if each.real]
     tested = sum(each.reason is None for each in result.differences)
     yield ""
+    if not tested:
+        yield "no difference could be computed, for the reasons in the table"
+        return
     yield (
         f"{len(real)} of {tested} differences are significant (paired by sample, family-wise error rate 5 %, Holm "
         "correction)"
