@@ -28,6 +28,8 @@ Of a command with many options, it describes the common ones and names the other
   errors go to stderr. `--debug`, anywhere on the line, shows the traceback of an error.
 - The exit status is 0 if the work is done, 1 if it failed, 2 if the command or its input is refused, 75 if a signal
   stopped work that can be resumed (`extend`, `eval`, `search`, `compare`, `data pack`), and 130 after Ctrl-C.
+- Most commands need torch. [Some](how-to/evaluate-a-server.md#evaluate) work with `ropewalk-core` alone, and the others
+  say what they need.
 
 The commands, as `scripts/cli_reference.py` lists them:
 

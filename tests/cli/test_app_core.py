@@ -15,6 +15,8 @@ WORK = [
     ["recipe", "schema"],
     ["recipe", "show", "demo"],
     ["models"],
+    ["rope", "base", "--length", "4k", "--rotary-dim", "128"],
+    ["rope", "bound", "--rope-theta", "10000", "--rotary-dim", "128"],
 ]
 NEED = {
     "extend demo": "ropewalk extend needs torch",
@@ -29,7 +31,7 @@ NEED = {
     "recipe check demo": "ropewalk recipe check needs torch",
     "watch x": "ropewalk watch needs torch",
     "probe-trainer x": "ropewalk probe-trainer needs torch",
-    "rope base --length 64k --rotary-dim 128": "ropewalk rope base needs torch",
+    "rope probe embedded --to 1k": "ropewalk rope probe needs torch",
     "eval embedded": "a model in memory needs torch",
 }
 PYTHON = {

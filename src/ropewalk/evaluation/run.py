@@ -543,7 +543,8 @@ class _Run:
         known = () if path is None else (*_other_models(backend, path), *_notes_on_servers(path))
         for note in [*backend.notes, *known]:
             self.context.rank_0_reporter.note(note)
-        notes = {"notes": backend.notes} if backend.notes else {}
+        unchecked = [] if path is None else _unchecked(path)
+        notes = {"notes": kept} if (kept := [*backend.notes, *unchecked]) else {}
         under_test = ModelUnderTest(tokenizer, backend, None, None if path is None else _stated(path))
         said = [each.served.to_json() for each in backend.backends if each.served != Served()]
         served = {"served": said} if said else {}
@@ -715,15 +716,22 @@ def _other_models(pool: ServerPool, path: str) -> list[str]:
     ]
 
 
+def _unchecked(path: str) -> list[str]:
+    """What is not checked in this installation: a line in each run's output would say nothing new of the run."""
+    if is_installed("transformers"):
+        return []
+    more = "" if _stated(path) else ", and no length with the context of its config"
+    return [f"transformers is not installed, so no server's RoPE is compared with that of {path}{more}"]
+
+
 def _notes_on_servers(path: str) -> list[str]:
     """What servers make of the model where that is not what the model is, one sentence each."""
     length = _stated(path)
-    if not is_installed("transformers"):
-        more = "" if length else ", and no length with the context of its config"
-        return [f"transformers is not installed, so no server's RoPE is compared with that of {path}{more}"]
+    if length is None or not is_installed("transformers"):
+        return []
     from ropewalk.compatibility import readings, wrong_servers
 
-    return [] if length is None else wrong_servers(readings(path), length)
+    return wrong_servers(readings(path), length)
 
 
 def sources_identity(settings: Settings) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from ropewalk.evaluation.rope_probe import ProbedSetting, ProbeResult
 from ropewalk.planning.bases import BasesResult, BoundResult, FrequenciesResult, ThetaResult
 from ropewalk.planning.rules import CONTEXT_BOUND, SYMBOLS, tokens_text
 from ropewalk.reporting.figures.drawing import Figure
@@ -33,6 +33,10 @@ from ropewalk.rope.theory import (
     slowest_angles,
 )
 from ropewalk.rope.theory.published import LOWER_BOUNDS, LOWER_BOUNDS_DIM
+
+if TYPE_CHECKING:
+    # Needs torch, which arithmetic with bases does not.
+    from ropewalk.evaluation.rope_probe import ProbedSetting, ProbeResult
 
 LISTED = 12
 """Largest number of intervals of feasible bases in a table."""

@@ -20,6 +20,7 @@ Source of the theory: Men et al., "Base of RoPE Bounds Context Length", arXiv:24
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -260,10 +261,7 @@ def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floa
     def look(part: slice) -> tuple[Floats, Floats]:
         return _look(points[part], ~starts[part][1:], first, count, exponents)
 
-    # For the number of threads that the user has set.
-    import torch
-
-    workers = min(torch.get_num_threads(), len(parts))
+    workers = min(_threads(), len(parts))
     if workers > 1:
         # Large array operations release the GIL, so threads share the work.
         with ThreadPoolExecutor(workers) as threads:
@@ -277,6 +275,15 @@ def _holes(remaining: Floats, first: int, count: int, exponents: Floats) -> Floa
     # In pieces, because _negative makes arrays of candidates times pairs.
     pieces = np.array_split(open_, open_.shape[1] // _TOGETHER + 1, axis=1)
     return np.concatenate([*whole, *(_negative(piece[0], piece[1], piece[2], exponents) for piece in pieces)])
+
+
+def _threads() -> int:
+    """Number of threads that the user has set for torch; without torch, one a core."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return os.cpu_count() or 1
+    return torch.get_num_threads()
 
 
 def _grid(remaining: Floats, longest: int, exponents: Floats) -> tuple[Floats, NDArray[np.bool_]]:

@@ -189,10 +189,13 @@ def screen(theta: Floats, first: int, count: int) -> Floats:
         # For a single context bound, loading torch would take ten times as long as the product.
         values: Floats = left[0] @ right[0].T
     else:
-        import torch
-
-        # torch's product of many settings is faster, and it scales when called from several threads.
-        values = torch.bmm(torch.from_numpy(left), torch.from_numpy(right).mT).numpy()
+        try:
+            import torch
+        except ModuleNotFoundError:
+            values = left @ right.transpose(0, 2, 1)
+        else:
+            # torch's product of many settings is faster, and it scales when called from several threads.
+            values = torch.bmm(torch.from_numpy(left), torch.from_numpy(right).mT).numpy()
     return values.reshape(len(theta), -1)[:, :count]
 
 
