@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -449,6 +450,29 @@ def test_a_long_wait_is_told_in_one_line_and_a_short_one_is_not(monkeypatch: pyt
     assert said == [
         "the server at http://localhost:1/v1 does not answer a prompt yet (HTTP 429: slow down); waiting 2 s before "
         "attempt 3"
+    ]
+
+
+def test_a_count_of_tokens_waits_as_long_as_the_server_asks_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    faults = [FaultError("HTTP 429: slow down", 20.0, 429), FaultError("connection lost")]
+    slept: list[float] = []
+    said: list[str] = []
+    monkeypatch.setattr("ropewalk.evaluation.backends.server.time", SimpleNamespace(sleep=slept.append))
+    asked = ServerBackend(Serving(url="http://localhost:1/v1"), report=said.append)
+
+    def content(*given: Any) -> bytes:
+        if faults:
+            raise faults.pop(0)
+        return b'{"tokens": [1]}'
+
+    monkeypatch.setattr(asked, "_content", content)
+    assert asked._post("/tokenize", {}) == {"tokens": [1]}
+    assert slept == [20.0, 1.0]
+    assert said == [
+        "the server at http://localhost:1/v1 does not answer /tokenize yet (HTTP 429: slow down); waiting 20 s before "
+        "attempt 2"
     ]
 
 

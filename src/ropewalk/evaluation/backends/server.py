@@ -526,16 +526,20 @@ class ServerBackend:
             else:
                 attempt += 1
             waited, requests = waited + wait, requests + 1
-            if waited > SILENT:
-                self._waiting(
-                    f"the server at {self.address} does not answer a prompt yet ({fault.reason}); waiting {wait:.0f} s "
-                    f"before attempt {requests + 1}"
-                )
+            self._tell(fault, "a prompt", wait, waited, requests + 1)
             # Unlike sleep, this wait ends as soon as another thread fails.
             if stop.wait(wait):
                 break
         more = f", in the last of {attempt + 1} attempts" if attempt else ""
         raise FaultError(f"{fault.reason}{more}", fault.wait, fault.status)
+
+    def _tell(self, fault: FaultError, what: str, wait: float, waited: float, attempt: int) -> None:
+        """Say that a request waits for its next attempt, if it has waited for long."""
+        if waited > SILENT:
+            self._waiting(
+                f"the server at {self.address} does not answer {what} yet ({fault.reason}); waiting {wait:.0f} s "
+                f"before attempt {attempt}"
+            )
 
     def _refuse_contradiction(self, request: GenerationRequest, completion: Completion) -> None:
         """Raise for a response that contradicts its request.
@@ -735,15 +739,19 @@ class ServerBackend:
             raise RopewalkError(f"{self.address}: {error}") from error
 
     def _post(self, path: str, value: dict[str, Any]) -> Any:
+        waited = 0.0
         for attempt in range(self.retries + 1):
             try:
                 with self._client(self.timeout) as client:
                     body = self._content(client, f"{self._root}{path}", self.timeout, value)
                 return read_json(body)
-            except FaultError:
+            except FaultError as fault:
                 if attempt == self.retries:
                     raise
-                time.sleep(min(self.backoff * 2**attempt, LONGEST_BACKOFF))
+                wait = fault.wait or min(self.backoff * 2**attempt, LONGEST_BACKOFF)
+                waited += wait
+                self._tell(fault, path, wait, waited, attempt + 2)
+                time.sleep(wait)
         raise AssertionError("a request has at least one attempt")
 
     @property
