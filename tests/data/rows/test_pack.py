@@ -25,6 +25,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import digest
 from tests.data.cases import Job, changed
 from tests.data.rows.rows_cases import SETTINGS, prepare
+from tests.data.tiny_tokenizer import make_tokenizer
 
 
 def folders(corpus: Path) -> list[str]:
@@ -245,7 +246,8 @@ def test_urls_are_refused_before_anything_is_written(
     assert sorted(corpus.parent.rglob("*")) == before
 
 
-def test_chosen_tokens_are_in_the_rows(corpus: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_chosen_tokens_are_in_the_rows(corpus: Path) -> None:
+    tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<end>", "<anchor>"]})
     end, anchor = tokenizer.convert_tokens_to_ids(["<end>", "<anchor>"])
     documents = list(tokenise(read_documents([SourceSpec(path=str(corpus))]), tokenizer))

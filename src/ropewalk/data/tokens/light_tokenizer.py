@@ -267,7 +267,7 @@ def _added(token: str | Mapping[str, Any]) -> AddedToken:
     """A token as the files state it: its text, or an object of its fields."""
     if isinstance(token, str):
         return AddedToken(token, special=True)
-    fields = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    fields = ("single_word", "lstrip", "rstrip", "normalized", "special")  # codespell:ignore normalized
     return AddedToken(token["content"], **{name: token[name] for name in fields if name in token})
 
 
