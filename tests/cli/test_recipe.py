@@ -36,6 +36,7 @@ def test_a_check_says_what_it_would_train(capsys):
     shown = capsys.readouterr().out
     assert "57,344 training tokens" in shown  # 7 steps of 8 rows of 1,024
     assert "The recipe is valid and fits the model." in shown
+    assert "memory: only a lower bound was compared; ropewalk plan" in shown
 
 
 def test_a_recipe_without_its_documents_or_its_model_is_not_ready(capsys):

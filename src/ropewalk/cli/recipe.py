@@ -54,8 +54,8 @@ def check_command(
 
     Checks the recipe's keys and values. If the model is on this machine, also checks everything that a run checks
     before it trains. Downloads and writes nothing. Exits with status 2 if the recipe is wrong, names documents or a
-    model that a run would not find, or needs more memory than the machine that trains has: this one, or the GPUs that
-    --gpus and --gpu name.
+    model that a run would not find, or surely needs more memory than the machine that trains has: this one, or the
+    GPUs that --gpus and --gpu name. Memory is compared by a lower bound; ropewalk plan says what a step takes.
     """
     from ropewalk.dry_run.check import check
     from ropewalk.errors import RopewalkError

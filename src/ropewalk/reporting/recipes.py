@@ -61,4 +61,8 @@ def describe_check(result: RecipeCheck, name: str) -> Iterator[Part]:
     done = "The recipe is valid" if result.resolved is None else "The recipe is valid and fits the model"
     # Without them the command ends with an error that names what is missing.
     if result.ready:
+        if result.resolved is not None:
+            yield Text(
+                f"memory: only a lower bound was compared; ropewalk plan {shown(name)} says what a step takes"
+            )
         yield Text(f"{done}. Run it: ropewalk extend {shown(name)}")
