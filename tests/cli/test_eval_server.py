@@ -12,26 +12,12 @@ from typing import Any
 
 import pytest
 
-from ropewalk.cli import app as program
 from ropewalk.data import load_tokenizer
 from ropewalk.evaluation.record import rescore
 from ropewalk.rope import LongRope, for_all_readers, replace_methods
-from tests.cli.byte_checkpoint import save_byte_checkpoint
-from tests.completion_server import CompletionServer, Reply, completion, few_certificates, refusal
+from tests.completion_server import CompletionServer, Reply, completion, refusal
 
 Run = Callable[..., int]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_byte_checkpoint(tmp_path_factory.mktemp("models") / "tiny", 512)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    few_certificates(monkeypatch, tmp_path)
-    return lambda *arguments: program.main(["eval", *map(str, arguments)])
 
 
 def knowing(checkpoint: Path, hostile: bool = False) -> Callable[[dict[str, Any], int], Reply]:

@@ -11,27 +11,13 @@ from typing import Any
 
 import pytest
 
-from ropewalk.cli import app as program
 from ropewalk.data import load_tokenizer
 from ropewalk.evaluation.results import SAMPLES
-from tests.cli.byte_checkpoint import save_byte_checkpoint
-from tests.completion_server import CompletionServer, Reply, completion, few_certificates, message
+from tests.completion_server import CompletionServer, Reply, completion, message
 from tests.evaluation.backends.test_text_counters import posts_of
 
 Run = Callable[..., int]
 ASKED = ("--suite", "passkey", "--lengths", "400", "--samples", 2, "--timeout", 5)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_byte_checkpoint(tmp_path_factory.mktemp("models") / "tiny", 512)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    few_certificates(monkeypatch, tmp_path)
-    return lambda *arguments: program.main(["eval", *map(str, arguments)])
 
 
 class Served:
