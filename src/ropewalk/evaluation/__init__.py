@@ -7,9 +7,8 @@ Its files::
     settings          what is measured, on which model, over which server
     samples, prompt   a prompt with its references; prompts as token ids, never truncated
     tasks             the benchmarks, one module or package each
-    backends          who answers: a model in memory, or a server
+    backends          who answers, a model in memory or a server, and what counts the tokens of its prompts
     model_under_test  the model in memory, behind a server, or sharded over several processes
-    served_tokenizer  what counts the tokens of a served model: files, the server, or words
     run               the job: a checkpoint, the mean of several, or a server
     option_checks     options that contradict each other or the processes; the mesh of --parallel
     suite_loop        the loop over suites

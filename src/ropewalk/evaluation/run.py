@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import mean_over_checkpoints, summarise
+from ropewalk.evaluation.backends.served_tokenizer import ServedTokenizer, served_tokenizer
 from ropewalk.evaluation.backends.text_counters import TextCounter
 from ropewalk.evaluation.model_under_test import ModelUnderTest
 from ropewalk.evaluation.option_checks import check_together, shape_for
@@ -26,7 +27,6 @@ from ropewalk.evaluation.predictions import PredictionLog
 from ropewalk.evaluation.record import EVALUATION, PREDICTIONS, RESULT_LOG, SCORES, EvaluationResult
 from ropewalk.evaluation.results import TaskResult, result_log
 from ropewalk.evaluation.rows import DrawnDocuments, documents_of
-from ropewalk.evaluation.served_tokenizer import ServedTokenizer, served_tokenizer
 from ropewalk.evaluation.settings import EvaluationSettings, Settings
 from ropewalk.evaluation.suite_loop import Stores, check_evaluation, check_served, not_running, run_suites
 from ropewalk.evaluation.tasks.lm_eval.suites import harness_installed

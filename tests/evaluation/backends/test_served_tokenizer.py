@@ -8,8 +8,8 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.served import Served
+from ropewalk.evaluation.backends.served_tokenizer import served_tokenizer
 from ropewalk.evaluation.backends.text_counters import WordCounter
-from ropewalk.evaluation.served_tokenizer import served_tokenizer
 from tests.evaluation.core_cases import byte_tokenizer
 
 
