@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 MSCALES = ("short_mscale", "long_mscale")
 """Keys through which vLLM reads the attention factor."""
+NO_ROTATION = 1e30
+"""The factor λ of a pair that does not turn: cos is 1 and sin below the rounding of float64 at every position.
+
+λ itself is a float32 number, as which programs read it."""
 RIGHT_AT_EVERY_LENGTH = (
     "one server is correct for inputs of every length if short_factor equals long_factor, or if the model was extended "
     "with yarn or a new rope_theta"
