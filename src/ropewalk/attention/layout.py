@@ -177,6 +177,14 @@ class PackedLayout:
         return self.position_ids.numel()
 
     @cached_property
+    def rope_length(self) -> int:
+        """Tokens up to the largest position: the length by which RoPE chooses its frequencies, if they depend on it.
+
+        It is the length of the row if positions count through it, and otherwise that of its longest document.
+        """
+        return int(self.position_ids.max()) + 1
+
+    @cached_property
     def document_ids(self) -> Tensor:
         """int64 ``[total_length]``: the document of each token, ``-1`` for the anchor."""
         anchor = torch.full((self.anchor_length,), NO_DOCUMENT)

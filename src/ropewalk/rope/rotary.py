@@ -19,6 +19,8 @@ from ropewalk.rope.methods.base import RopeFrequencies, RopeMethod
 
 Style = Literal["halves", "interleaved", "pairs", "complex"]
 STYLES: tuple[Style, ...] = get_args(Style)
+KEPT = 2
+"""Number of lengths whose frequencies stay on a device: LongRoPE has two lists, and batches may alternate."""
 
 
 class RotaryEmbedding(nn.Module):
@@ -57,14 +59,20 @@ class RotaryEmbedding(nn.Module):
             raise RopewalkError("a rotary embedding needs at least one RoPE method, got none")
         self.style = style
         self.total_length: int | None = None
-        # (layer type, device) -> (the length it is valid for, inv_freq there, attention factor). There is one entry
-        # each: a length-dependent method replaces it, so the cache does not grow with every new length.
-        self._cache: dict[tuple[str | None, torch.device], tuple[int | None, Tensor, float]] = {}
+        self.row_lengths: tuple[int, ...] | None = None
+        # (layer type, device) -> (the length it is valid for, inv_freq there, attention factor), the latest ones: both
+        # of a LongRoPE, whose rows may alternate, and not one for every new length of a method that has many.
+        self._cache: dict[tuple[str | None, torch.device], list[tuple[int | None, Tensor, float]]] = {}
 
     @property
     def layer_types(self) -> list[str]:
         """Layer types with their own method; LFM3 reads this attribute of its rotary module."""
         return [kind for kind in self.methods if kind is not None]
+
+    @property
+    def length_dependent(self) -> bool:
+        """Whether the frequencies of any layer type depend on the length of the sequence."""
+        return any(method.length_dependent for method in self.methods.values())
 
     def frequencies(self, layer_type: str | None = None, total_length: int | None = None) -> RopeFrequencies:
         """The frequencies that :meth:`forward` uses, for audits: float64 on the CPU.
@@ -92,6 +100,25 @@ class RotaryEmbedding(nn.Module):
         finally:
             self.total_length = before
 
+    @contextmanager
+    def pinned_rows(self, lengths: Sequence[int]) -> Iterator[None]:
+        """Fix the total length of each row of a batch for length-dependent methods within the context manager.
+
+        Without it, the longest row of a batch decides for all of them. A length that :meth:`pinned` has fixed takes
+        precedence.
+
+        Args:
+            lengths: tokens, one number for each row of the batches that follow.
+        """
+        if not lengths or min(lengths) < 1:
+            raise RopewalkError(f"every row's length must be at least 1 token, got {list(lengths)}")
+        before = self.row_lengths
+        self.row_lengths = tuple(lengths)
+        try:
+            yield
+        finally:
+            self.row_lengths = before
+
     def forward(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
@@ -108,8 +135,8 @@ class RotaryEmbedding(nn.Module):
             ``pairs``. In the style ``complex`` one complex64 tensor ``[batch, length, rotary_dim / 2]``.
 
         Raises:
-            RopewalkError: if the layer type is unknown, the axes differ, or a method for inference only is used in
-                training mode.
+            RopewalkError: if the layer type is unknown, the axes differ, a method for inference only is used in
+                training mode, or the batch has another number of rows than lengths are pinned.
         """
         position_ids = _one_axis(position_ids)
         method = self._method(layer_type)
@@ -148,17 +175,37 @@ class RotaryEmbedding(nn.Module):
 
     def _on_device(
         self, method: RopeMethod, layer_type: str | None, position_ids: Tensor, device: torch.device
+    ) -> tuple[Tensor, Tensor | float]:
+        """inv_freq ``[rotary_dim / 2]`` and attention factor; of rows that differ, both with axes for row and token."""
+        if not method.length_dependent:
+            return self._cached(method, layer_type, None, device)
+        if self.total_length is None and self.row_lengths is not None:
+            lengths = [method.length_class(length) for length in self.row_lengths]
+            if position_ids.shape[0] not in (1, len(lengths)):
+                raise RopewalkError(
+                    f"{len(lengths)} row lengths are pinned for a batch of {position_ids.shape[0]} rows; pin one for "
+                    "each row"
+                )
+            rows = [self._cached(method, layer_type, length, device) for length in lengths]
+            if len(set(lengths)) == 1:
+                return rows[0]
+            factors = torch.tensor([factor for _, factor in rows], dtype=torch.float64, device=device)
+            return torch.stack([inv_freq for inv_freq, _ in rows])[:, None], factors[:, None, None]
+        # Only this line makes the host wait for the device.
+        length = self.total_length or int(position_ids.max()) + 1
+        return self._cached(method, layer_type, method.length_class(length), device)
+
+    def _cached(
+        self, method: RopeMethod, layer_type: str | None, length: int | None, device: torch.device
     ) -> tuple[Tensor, float]:
-        length = None
-        if method.length_dependent:
-            # Only this line makes the host wait for the device.
-            length = self.total_length or int(position_ids.max()) + 1
-        cached = self._cache.get((layer_type, device))
-        if cached is None or cached[0] != length:
-            inv_freq, attention_factor = method.frequencies(length)
-            cached = (length, inv_freq.to(device), attention_factor)
-            self._cache[layer_type, device] = cached
-        return cached[1], cached[2]
+        held = self._cache.setdefault((layer_type, device), [])
+        for known, inv_freq, attention_factor in held:
+            if known == length:
+                return inv_freq, attention_factor
+        inv_freq, attention_factor = method.frequencies(length)
+        held.insert(0, (length, inv_freq.to(device), attention_factor))
+        del held[KEPT:]
+        return held[0][1], held[0][2]
 
     def _both_of_pair(self, half: Tensor) -> Tensor:
         if self.style == "halves":
@@ -190,7 +237,8 @@ def _one_axis(position_ids: Tensor) -> Tensor:
 class RotaryRows(nn.Module):
     """cos and sin of a batch in which each row has its own RoPE method: several settings in one forward pass.
 
-    Like :class:`RotaryEmbedding` it has no parameters and no buffers. It is for measuring, not for training.
+    Like :class:`RotaryEmbedding` it has no parameters and no buffers. It is for measuring;
+    training needs one method, whose frequencies :meth:`RotaryEmbedding.pinned_rows` chooses by row.
 
     Args:
         methods: for each row of the batch, one method for all layers, or one for each layer type; those of one layer
@@ -220,6 +268,11 @@ class RotaryRows(nn.Module):
         return self.rows[0].layer_types
 
     @property
+    def length_dependent(self) -> bool:
+        """See :attr:`RotaryEmbedding.length_dependent`; of any row."""
+        return any(row.length_dependent for row in self.rows)
+
+    @property
     def total_length(self) -> int | None:
         """The length that all rows are pinned to, if any."""
         return self.rows[0].total_length
@@ -227,9 +280,27 @@ class RotaryRows(nn.Module):
     @contextmanager
     def pinned(self, total_length: int) -> Iterator[None]:
         """See :meth:`RotaryEmbedding.pinned`; applies to all rows."""
+        with self._pinned([total_length] * len(self.rows)):
+            yield
+
+    @contextmanager
+    def pinned_rows(self, lengths: Sequence[int]) -> Iterator[None]:
+        """See :meth:`RotaryEmbedding.pinned_rows`; each row's own module gets its length."""
+        if len(lengths) != len(self.rows):
+            raise RopewalkError(
+                f"there are {len(self.rows)} methods for a batch of {len(lengths)} rows; give one per row"
+            )
+        if self.total_length is not None:
+            yield
+            return
+        with self._pinned(lengths):
+            yield
+
+    @contextmanager
+    def _pinned(self, lengths: Sequence[int]) -> Iterator[None]:
         with ExitStack() as stack:
-            for row in self.rows:
-                stack.enter_context(row.pinned(total_length))
+            for row, length in zip(self.rows, lengths, strict=True):
+                stack.enter_context(row.pinned(length))
             yield
 
     def forward(

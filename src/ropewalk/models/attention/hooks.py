@@ -31,7 +31,7 @@ from ropewalk.models.compute.losses import decoder_of
 from ropewalk.models.config.layers import WINDOWS_IN_THE_MASK
 from ropewalk.models.rope.generation import unpinned_methods
 from ropewalk.parallel import ShardedLayouts, sharded_attend
-from ropewalk.rope import RotaryEmbedding
+from ropewalk.rope import RotaryEmbedding, RotaryRows
 
 OVER_SDPA = "ropewalk"
 """Registered name; calls without a layout (generation) use SDPA."""
@@ -420,17 +420,16 @@ def positions_on(layouts: tuple[PackedLayout, ...] | ShardedLayouts, device: tor
 
 
 def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_positions: bool) -> None:
-    """Fix length-dependent frequencies to the whole row's length; otherwise each shard would use its own length.
+    """Fix length-dependent frequencies of each row to its own length, as if it were alone.
 
-    If the positions are the layouts' own, their length is known here; a rotary module would wait for the device.
+    Otherwise each shard would use its own length, and all rows that of the longest one. If the positions are the
+    layouts' own, their lengths are known here; a rotary module would wait for the device.
     """
-    ours = [inner for inner in module.modules() if isinstance(inner, RotaryEmbedding)]
-    # A method that depends on the length must see the row's, which restarting positions and shards hide.
-    dependent = [each for each in ours if any(method.length_dependent for method in each.methods.values())]
-    if dependent and (call.sharded is not None or own_positions):
-        length = max(int(layout.position_ids.max()) for layout in call.layouts) + 1
+    ours = [inner for inner in module.modules() if isinstance(inner, RotaryEmbedding | RotaryRows)]
+    dependent = [each for each in ours if each.length_dependent]
+    if call.sharded is not None or own_positions:
         for rotary in dependent:
-            pinned.enter_context(rotary.pinned(rotary.total_length or length))
+            pinned.enter_context(rotary.pinned_rows([layout.rope_length for layout in call.layouts]))
     names = [] if ours or call.sharded is None else unpinned_methods(module)
     if names:
         raise EngineError(

@@ -68,7 +68,7 @@ def rotary_modules(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
     """All rotary modules of a model, each as (parent, attribute, module)."""
     found = []
     for name, module in model.named_modules():
-        if type(module).__name__.endswith("RotaryEmbedding"):
+        if isinstance(module, RotaryRows) or type(module).__name__.endswith("RotaryEmbedding"):
             parent, _, attribute = name.rpartition(".")
             found.append((model.get_submodule(parent), attribute, module))
     return found

@@ -204,6 +204,14 @@ class RopeMethod(ABC):
         """
         return inv_freq
 
+    def length_class(self, sequence_length: int) -> int | None:
+        """A length that stands for all that have the same frequencies as this one; None if all lengths have.
+
+        Args:
+            sequence_length: total tokens of a sequence.
+        """
+        return sequence_length if self.length_dependent else None
+
     @property
     def plain(self) -> RopeMethod:
         """The method that a checkpoint with this method counts as when it is extended; itself for most."""

@@ -111,6 +111,10 @@ class LongRope(RopeMethod):
         inv_freq = unscaled_inv_freq(self.rotary_dim, self.rope_theta) / factors
         return RopeFrequencies(inv_freq, float(self.attention_factor))
 
+    def length_class(self, sequence_length: int) -> int:
+        original = self.original_max_position_embeddings
+        return original + (sequence_length > original)
+
     def inv_freq_at(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
         if not self.start_tokens:
             return inv_freq
