@@ -179,7 +179,9 @@ def test_a_step_whose_chats_were_cut_before_their_answers_is_refused_before_trai
     }
     stage = {**values["stages"][0], "steps": 20, "rows_per_step": 1}
     cut = {**values, "data": data, "stages": [stage]}
-    with pytest.raises(RopewalkError, match="no token to train on, because all chats in its rows were cut"):
+    with pytest.raises(
+        RopewalkError, match="no token to train on, because all documents in its rows were cut"
+    ):
         extend(recipe_of(cut))
     assert not (Path(values["output"]) / "metrics.jsonl").exists()
     extend(recipe_of(beside(cut, tmp_path, "skipped", data={**data, "long_documents": "skip"})))
@@ -197,3 +199,26 @@ def test_two_processes_train_as_one_does(values, tmp_path, two_ranks):
     for found, expected in zip(steps_of(two["output"]), steps_of(one["output"]), strict=True):
         assert found[:2] + found[3:] == expected[:2] + expected[3:]
         assert found[2] == pytest.approx(expected[2], rel=1e-4)
+
+
+def test_a_step_whose_documents_were_cut_before_their_spans_is_refused_before_training(values, tmp_path):
+    path, words = tmp_path / "spans.jsonl", " ".join(random.Random(0).choices(WORDS, k=400))
+    path.write_text(
+        "".join(
+            json.dumps({"text": f"{n} {words} end", "loss_spans": [[len(words), len(words) + 2]]}) + "\n"
+            for n in range(400)
+        )
+    )
+    data = {
+        **{key: value for key, value in values["data"].items() if key != "mixture"},
+        "sources": [{"path": str(path), "loss_spans_field": "loss_spans"}],
+        "long_documents": "truncate",
+    }
+    stage = {**values["stages"][0], "steps": 2, "rows_per_step": 1}
+    cut = {**values, "data": data, "stages": [stage]}
+    with pytest.raises(
+        RopewalkError, match="no token to train on, because all documents in its rows were cut"
+    ):
+        extend(recipe_of(cut))
+    with pytest.raises(RopewalkError, match="packing sequential would cut documents with spans of loss"):
+        extend(recipe_of(beside(cut, tmp_path, "cut", data={**data, "packing": "sequential"})))

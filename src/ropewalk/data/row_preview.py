@@ -24,8 +24,8 @@ class Span:
         kind: ``anchor``; ``special`` (BOS, EOS and so on); ``left_out`` (the middle of a long chunk, not shown);
             ``padding``; or ``text``.
         start, stop: range of tokens in the row.
-        masked: whether these tokens are never targets; masked text is a tag, or in a chat any text but the
-            assistant's turns.
+        masked: whether these tokens are never targets; masked text is a tag, in a chat any text but the
+            assistant's turns, or text outside spans of loss.
         text: decoded tokens; None for padding, for tokens that are not shown, and before :func:`with_texts`.
         each: text of each token of an anchor or of special tokens.
     """

@@ -123,7 +123,10 @@ def processes(workers: int) -> int:
 
 TokenType = Literal["uint8", "uint16", "uint32", "int32", "uint64", "int64"]
 
-LATER_FIELDS = ("messages_field", "separator_id", "token_dtype", "source_per")
+LATER_FIELDS = (
+    *("messages_field", "separator_id", "token_dtype", "source_per"),
+    *("loss_spans_field", "train_around_spans"),
+)
 """Fields of a source that digests omit where they are unset, so that tokens and rows of earlier versions are found."""
 
 
@@ -131,6 +134,9 @@ class SourceFields(Settings):
     """Settings of reading: the fields of a record, the layout of token files, and the number of documents.
 
     Attributes:
+        loss_spans_field: a list of ``[start, end]`` in characters of the text, ascending and apart. A token is a target
+            if one of its characters lies in a span. A record without the field, or with null, is trained on whole.
+        train_around_spans: the spans are checked all the same.
         separator_id: beside an index, every document must begin or end with it, and it is removed as well.
         token_dtype: needed for ``.npy`` and ``.bin`` files without an index. Ids are little-endian.
     """
@@ -146,6 +152,16 @@ class SourceFields(Settings):
         default=None,
         description="Record field that holds the messages of a chat, for records without the text field. Only the "
         "assistant's turns count in the loss. Default: no chats.",
+    )
+    loss_spans_field: str | None = Field(
+        default=None,
+        description="Record field that holds the parts of the text that count in the loss, as a list of [start, end] "
+        "in characters. Default: the whole text counts.",
+    )
+    train_around_spans: bool = Field(
+        default=False,
+        description="Let the text around the spans of --loss-spans-field count in the loss too, so that every token "
+        "does.",
     )
     source_field: str | None = Field(
         default="source",
@@ -177,6 +193,27 @@ class SourceFields(Settings):
     def _none(cls, value: str | None) -> str | None:
         return value or None
 
+    @model_validator(mode="after")
+    def _spans_to_train_around(self) -> SourceFields:
+        if self.train_around_spans and self.loss_spans_field is None:
+            raise ValueError(
+                "train_around_spans needs loss_spans_field; set the field, or omit train_around_spans"
+            )
+        return self
+
+    @property
+    def later_fields(self) -> dict[str, Any]:
+        """The fields of ``LATER_FIELDS`` that are set."""
+        known = type(self).model_fields
+        return {name: value for name in LATER_FIELDS if (value := getattr(self, name)) != known[name].default}
+
+    @property
+    def masks_loss(self) -> bool:
+        """Whether documents may have tokens that are never targets, so that they must stay whole."""
+        return self.messages_field is not None or (
+            self.loss_spans_field is not None and not self.train_around_spans
+        )
+
 
 class SourceSpec(SourceFields):
     """One source of documents; a plain string stands for its path.
@@ -204,9 +241,10 @@ class SourceSpec(SourceFields):
 
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit an unset ``source_per``, so that runs of earlier versions go on."""
+        """Omit keys of later versions that are unset, so that runs of earlier versions go on."""
         stated: dict[str, Any] = handler(self)
-        return {key: value for key, value in stated.items() if key != "source_per" or value is not None}
+        later = {"source_per", "loss_spans_field", "train_around_spans"} - self.later_fields.keys()
+        return {key: value for key, value in stated.items() if key not in later}
 
     @model_validator(mode="after")
     def _one_name(self) -> SourceSpec:

@@ -32,7 +32,10 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "bright_blue")
 """Colours of successive documents in a sequence. Each document also has a header, so no meaning depends on colour."""
 LEGEND = (
     ("■", "document or chunk of one; □ padding"),
-    ("⟦ ⟧", "not trained on: anchor, tag, or all of a chat but the assistant's turns"),
+    (
+        "⟦ ⟧",
+        "not trained on: anchor, tag, all of a chat but the assistant's turns, or text outside spans of loss",
+    ),
     ("« »", "special token"),
     ("↵", "newline; codes such as \\x1b: control characters"),
 )
@@ -81,6 +84,7 @@ def _packed(manifest: Mapping[str, Any]) -> Iterator[Part]:
         ("copies of held-out documents left out", split["withheld_duplicates"]),
         ("binary files skipped", reading["binary_files"]),
         ("hidden files and folders skipped", reading["hidden_entries"]),
+        ("documents of which only spans count in the loss", reading.get("span_documents", 0)),
         (
             "null tool arguments, defaults and constants left out of chats; give JSON Lines to keep them",
             reading.get("dropped_nulls", 0),

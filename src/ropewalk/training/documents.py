@@ -21,7 +21,7 @@ from ropewalk.data.mixture.report import MixtureReport, explain
 from ropewalk.data.read.draw import drawn
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
-from ropewalk.data.rows.pack import held_out_texts, refuse_cut_chats
+from ropewalk.data.rows.pack import held_out_texts, refuse_cut_documents
 from ropewalk.data.rows.packed_rows import WORK, is_packed
 from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
 from ropewalk.data.statistics import targets_of_documents
@@ -225,16 +225,21 @@ def held_out_identity(recipe: Recipe) -> dict[str, Any]:
     return {"data": of_rows, "seed": recipe.seed}
 
 
+def may_lack_targets(manifest: Mapping[str, Any]) -> bool:
+    """Whether documents of packed rows have tokens that are never targets."""
+    return "chat_template" in manifest or "span_documents" in manifest["counts"]["reading"]
+
+
 def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[PackedRows | None]) -> None:
     """Raise if a step would have no token to train on, before training begins.
 
-    Only chats can lack targets: ``truncate`` may cut one before its first answer.
+    Only chats and documents with spans of loss can lack targets: ``truncate`` may cut one before its first answer.
 
     Raises:
         RopewalkError: with the stage and the first such step.
     """
     for number, each in enumerate(rows):
-        if each is None or "chat_template" not in each.manifest:
+        if each is None or not may_lack_targets(each.manifest):
             continue
         anchor, settings = each.settings.anchor_length, resolved.stages[number].settings
         silent = {
@@ -245,8 +250,8 @@ def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[Packed
             wanted = rows_for_step(step, settings.stage.rows_per_step, len(each), settings.seed)
             if silent.issuperset(wanted):
                 raise RopewalkError(
-                    f"stage {number + 1}: step {step + 1} has no token to train on, because all chats in its rows were "
-                    "cut before their first answer; set data.long_documents: skip"
+                    f"stage {number + 1}: step {step + 1} has no token to train on, because all documents in its rows "
+                    "were cut before their first target; set data.long_documents: skip"
                 )
 
 
@@ -279,9 +284,9 @@ def check_sources(resolved: ResolvedRecipe) -> None:
     packed = [each.sources for each in data]
     for sources in (*packed, recipe.data.validation_sources):
         refuse_duplicates(sources)
+        if sources in packed:
+            refuse_cut_documents(sources, recipe.data)
         if any(spec.messages_field for spec in sources):
-            if sources in packed:
-                refuse_cut_chats(recipe.data)
             required_template(resolved.tokenizer)
         for spec in sources:
             records = (record for split in source_splits(spec) for record in read_input_split(split))

@@ -19,6 +19,8 @@ class Document:
         source: name by which mixtures and statistics group documents ("arxiv", "python-docs").
         origin: file and line or row, for error messages ("corpus/a.jsonl:17").
         chat: whether the text is a conversation, as a JSON object with ``messages`` and ``tools``.
+        spans: start and stop in characters of each part of the text that counts in the loss, ascending; None if all of
+            it does.
         dropped_nulls: number of null tool arguments, defaults and constants of the conversation that were left out,
             because a table does not tell them from absent ones.
     """
@@ -27,6 +29,7 @@ class Document:
     source: str
     origin: str
     chat: bool = False
+    spans: tuple[tuple[int, int], ...] | None = None
     dropped_nulls: int = 0
 
 
@@ -37,7 +40,7 @@ class TokenisedDocument:
     Attributes:
         input_ids: int32 ``[num_tokens]``, without added special tokens; may be empty.
         source: as in Document.
-        trained: number of tokens in the assistant's turns of a chat; None for plain text, which is trained on whole.
+        trained: number of tokens that count in the loss, such as the assistant's turns of a chat; None if all do.
         origin: file and position, for error messages; empty if unknown.
     """
 

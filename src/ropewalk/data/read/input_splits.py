@@ -37,7 +37,7 @@ from ropewalk.data.read.records import (
     row_group_sizes,
 )
 from ropewalk.data.read.token_files import document_ranges, read_token_file, token_file_kind
-from ropewalk.data.settings import LATER_FIELDS, SourceSpec
+from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import refuse_lfs_pointer
 
@@ -233,7 +233,7 @@ def _identified(spec: SourceSpec) -> list[InputSplit]:
         # A .json file may count as text in a folder, so this decides the records as well.
         "folder": not named and existing_path(spec.path).is_dir(),
         # Absent where unused, so that tokens of earlier versions are found again.
-        **{name: value for name in LATER_FIELDS if (value := getattr(spec, name)) is not None},
+        **spec.later_fields,
     }
     return [
         replace(

@@ -32,6 +32,7 @@ class ReadingCounts:
         binary_files: files in folders skipped because they are not text.
         hidden_entries: files and folders skipped because their names begin with a dot.
         dropped_nulls: null tool arguments, defaults and constants that were left out of chats in tables.
+        span_documents: documents of which only spans count in the loss.
     """
 
     documents: int = 0
@@ -39,6 +40,7 @@ class ReadingCounts:
     binary_files: int = 0
     hidden_entries: int = 0
     dropped_nulls: int = 0
+    span_documents: int = 0
 
     @classmethod
     def total(cls, counts: Sequence[ReadingCounts]) -> ReadingCounts:
@@ -99,7 +101,9 @@ def documents_in(
                 counts.empty_documents += 1
                 continue
             counts.documents += 1
-            counts.dropped_nulls += getattr(document, "dropped_nulls", 0)
+            if isinstance(document, Document):
+                counts.dropped_nulls += document.dropped_nulls
+                counts.span_documents += document.spans is not None
             yield document
 
 
@@ -110,6 +114,20 @@ def refuse_token_ids(spec: SourceSpec, document: Document | TokenisedDocument) -
             f"{spec.path} contains token ids, but this command needs text; give a text source"
         )
     return document
+
+
+def refuse_unused_spans(specs: Sequence[SourceSpec], counts: ReadingCounts) -> None:
+    """Raise if documents were to have spans of loss, but none has any: a wrong name would train on everything.
+
+    Raises:
+        RopewalkError: with the name of the field.
+    """
+    asked = next((spec for spec in specs if spec.loss_spans_field and not spec.train_around_spans), None)
+    if asked is not None and not counts.span_documents:
+        raise RopewalkError(
+            f"no record of {asked.path} has a list of spans in the field {asked.loss_spans_field!r}; correct "
+            "loss_spans_field (--loss-spans-field), or omit it to train on whole documents"
+        )
 
 
 def no_documents(spec: SourceSpec, counts: ReadingCounts) -> RopewalkError:

@@ -28,6 +28,9 @@ from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import json_fault, parse_json
 
+LOSS_SPANS = "loss_spans"
+"""Usual name of the field that holds spans of loss; where it is not set, a record with it is refused."""
+
 _MISSING = object()
 _ROLE = re.compile("[a-z][a-z_]{0,31}")
 _BLANK = Record(())
@@ -74,8 +77,8 @@ def record_documents(
 
     Raises:
         RopewalkError: if there is neither a text nor ``input_ids`` (the message lists the existing fields), the text is
-            not a string, is too long or contains a lone surrogate, the source field is not a name, or the ids or their
-            boundaries are invalid.
+            not a string, is too long or contains a lone surrogate, the source field is not a name, the spans of loss
+            are not ranges of the text, or the ids or their boundaries are invalid.
     """
     text = _field(record, spec.text_field)
     # A table has a null where only its other records have a text.
@@ -101,7 +104,52 @@ def record_documents(
     if len(text) > LONGEST_DOCUMENT:
         raise too_long(origin)
     check_characters(text, origin)
-    return (Document(text, spec.name or _source(record, spec, origin) or stem, origin),)
+    source = spec.name or _source(record, spec, origin) or stem
+    return (Document(text, source, origin, spans=_loss_spans(record, spec, len(text), origin)),)
+
+
+def _loss_spans(
+    record: Mapping[str, Any], spec: SourceSpec, characters: int, origin: str
+) -> tuple[tuple[int, int], ...] | None:
+    """The spans of a text that count in the loss; None if all of it does.
+
+    Raises:
+        RopewalkError: if they are not an ascending list of ranges within the text, or no field is set for them.
+    """
+    if spec.loss_spans_field is None:
+        if LOSS_SPANS in record:
+            raise _unread_spans(origin)
+        return None
+    field = spec.loss_spans_field
+    spans = _field(record, field)
+    if spans is _MISSING or spans is None:
+        return None
+    if not isinstance(spans, list) or not spans:
+        raise RopewalkError(
+            f"{origin}: the field {field!r} must be a list of spans [start, end], got "
+            f"{'an empty list' if spans == [] else kind_name(spans)}; omit it in a record to train on the whole text"
+        )
+    before = 0
+    for span in spans:
+        pair = isinstance(span, list) and len(span) == 2
+        if not pair or not all(isinstance(each, int) and not isinstance(each, bool) for each in span):
+            raise RopewalkError(
+                f"{origin}: each span in {field!r} must be two numbers [start, end] of characters, got {span!r}"
+            )
+        if not before <= span[0] < span[1] <= characters:
+            raise RopewalkError(
+                f"{origin}: the spans in {field!r} must ascend without overlap within the {characters} characters of "
+                f"the text, each with its start before its end, got {span} after character {before}"
+            )
+        before = span[1]
+    return None if spec.train_around_spans else tuple((start, end) for start, end in spans)
+
+
+def _unread_spans(origin: str | Path) -> RopewalkError:
+    return RopewalkError(
+        f"{origin}: there is a field {LOSS_SPANS}; set loss_spans_field (--loss-spans-field) to {LOSS_SPANS} to train "
+        "on these spans of the text alone, and train_around_spans (--train-around-spans) to train on all of it"
+    )
 
 
 def _conversation(record: Mapping[str, Any], field: str, origin: str, padded: bool) -> str:
@@ -487,6 +535,10 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
         wanted.add(_column(spec.source_field, names) or "")
     if text is None and SPANS in names:
         wanted.add(SPANS)
+    if text and spec.loss_spans_field:
+        wanted.add(_column(spec.loss_spans_field, names) or "")
+    elif text and LOSS_SPANS in names:
+        raise _unread_spans(path)
     return sorted(wanted - {""})
 
 

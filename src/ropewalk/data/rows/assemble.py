@@ -47,8 +47,8 @@ class PackedRow:
         segment_documents: the document of each segment, numbered from 0 within the row.
         sources: the source of each document in the row; PADDING_SOURCE for padding, which comes last.
         numbers: the number of each document in the corpus; PADDING for padding.
-        masked: start, stop, start, stop, … of the tokens that are never targets: tags, padding, and all
-            of a chat but the assistant's turns.
+        masked: start, stop, start, stop, … of the tokens that are never targets: tags, padding, all of a
+            chat but the assistant's turns, and what lies outside spans of loss.
     """
 
     input_ids: NDArray[np.int32]
@@ -224,7 +224,7 @@ def _row(
         masked = [*masked, settings.context - padding, settings.context]
     silent = ids < 0
     if silent.any():
-        # Tokens outside the assistant's turns of a chat are stored as ~id.
+        # Tokens outside the assistant's turns of a chat, or outside spans of loss, are stored as ~id.
         ids[silent] = ~ids[silent]
         for start, stop in zip(masked[::2], masked[1::2], strict=True):
             silent[start:stop] = True

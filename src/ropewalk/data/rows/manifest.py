@@ -67,9 +67,10 @@ def description(
         counts: what became of their tokens.
     """
     reading = asdict(corpus.reading)
-    if not corpus.reading.dropped_nulls:
-        # Absent where it is of no interest, as in manifests of earlier versions.
-        del reading["dropped_nulls"]
+    for name in ("dropped_nulls", "span_documents"):
+        if not reading[name]:
+            # Absent where it is of no interest, as in manifests of earlier versions.
+            del reading[name]
     return {
         "counts": {
             "reading": {**reading, "tokens": int(corpus.lengths.sum())},

@@ -187,8 +187,8 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
         "tokenizer": tokenizer_identity(tokenizer),
         "validation": config.validation.model_dump(),
     }
+    refuse_cut_documents(config.sources, config.rows)
     if any(source.messages_field for source in config.sources):
-        refuse_cut_chats(config.rows)
         depends["chat_template"] = required_template(tokenizer).digest
     if any("kind" in split.identity for split in splits):
         # Earlier versions packed such files as single texts.
@@ -202,28 +202,32 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
 
 def _spec(source: SourceSpec) -> dict[str, Any]:
     """A source as JSON values; without unset later fields, so that rows of earlier versions are found."""
-    return source.model_dump(exclude={name for name in LATER_FIELDS if getattr(source, name) is None})
+    return source.model_dump(exclude=set(LATER_FIELDS) - source.later_fields.keys())
 
 
-def refuse_cut_chats(policies: RowPolicies) -> None:
-    """Raise if packing could cut or shuffle a conversation.
+def refuse_cut_documents(sources: Sequence[SourceSpec], policies: RowPolicies) -> None:
+    """Raise if packing could cut or shuffle a conversation, or a document of which only spans count in the loss.
 
     Raises:
         RopewalkError: with the setting.
     """
+    if not any(source.masks_loss for source in sources):
+        return
+    chats = any(source.messages_field for source in sources)
+    what = "chats" if chats else "documents with spans of loss"
     for name, bad, instead in (
         ("packing", policies.packing == "sequential", "best_fit"),
         (
             "long_documents",
             policies.long_documents == "split",
-            "skip, or to truncate, which keeps only the start of a chat that is longer than a row",
+            "skip, or to truncate, which keeps only the start of one that is longer than a row",
         ),
         ("interleave", policies.interleave is not None, "false"),
     ):
         if bad:
             value = getattr(policies, name) if name != "interleave" else "true"
             raise RopewalkError(
-                f"{name} {value} would cut chats, which must stay whole; set {name} to {instead}"
+                f"{name} {value} would cut {what}, which must stay whole; set {name} to {instead}"
             )
 
 

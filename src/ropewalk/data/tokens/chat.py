@@ -1,10 +1,10 @@
-"""Conversations as token ids: the tokenizer's chat template, with loss on the assistant's turns only."""
+"""Conversations and texts with loss on some spans only: the assistant's turns, or spans that a record names."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
-from tokenizers.normalizers import Replace, Sequence
+from tokenizers import Tokenizer, normalizers
 
 from ropewalk.data.tokens.render import render
 from ropewalk.errors import RopewalkError
@@ -44,6 +43,14 @@ class Conversation:
 
     content: str
     origin: str
+
+
+@dataclass(frozen=True)
+class SpannedText:
+    """A text of which only some spans count in the loss, as in :func:`encode_spans`."""
+
+    content: str
+    spans: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -133,14 +140,31 @@ def encode_conversation(
         )
     record = _guarded(json.loads(conversation.content), template.spellings, conversation.origin)
     text, turns = _turns(record, template, conversation.origin)
-    encoding = _message_backend(backend).encode(text, add_special_tokens=False)
-    # Offsets of white space may be empty, so a token also belongs to a turn in which it starts.
-    trained = [
-        any(start < last and max(end, start + 1) > first for first, last in turns)
-        for start, end in encoding.offsets
-    ]
+    return encode_spans(text, turns, _message_backend(backend))
+
+
+def encode_spans(text: str, spans: Sequence[tuple[int, int]], backend: Tokenizer) -> NDArray[np.int32]:
+    """Encode a text of which only some spans count in the loss.
+
+    Args:
+        text: the text.
+        spans: start and stop in characters of each span, at least one, ascending and apart.
+        backend: the tokenizer, which maps each token to the characters that it stands for.
+
+    Returns:
+        int32 ``[tokens]``. A token without a character in a span is stored as ``~id``, which is negative. A token that
+        a span cuts, so that some of its characters lie outside, is a target.
+    """
+    encoding = backend.encode(text, add_special_tokens=False)
     found = np.array(encoding.ids, np.int32)
-    return np.where(np.array(trained, bool), found, ~found)
+    offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+    starts, stops = np.array(spans, np.int64).reshape(-1, 2).T
+    # Offsets of white space may be empty, so a token also belongs to a span in which it starts.
+    ends = np.maximum(offsets[:, 1], offsets[:, 0] + 1)
+    # The first span that stops behind the token's start is the only one that may begin before its end.
+    first = np.searchsorted(stops, offsets[:, 0], side="right")
+    trained = np.append(starts, np.iinfo(np.int64).max)[first] < ends
+    return np.where(trained, found, ~found)
 
 
 # One, because a process encodes the conversations of one tokenizer.
@@ -153,7 +177,7 @@ def _message_backend(backend: Tokenizer) -> Tokenizer:
         token["normalized"] = token["normalized"] and not token["special"]  # codespell:ignore normalized
     found = Tokenizer.from_str(json.dumps(state))
     own = [] if found.normalizer is None else [found.normalizer]
-    found.normalizer = Sequence([Replace(_BREAK, ""), *own])
+    found.normalizer = normalizers.Sequence([normalizers.Replace(_BREAK, ""), *own])
     return found
 
 

@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from ropewalk.data.read.documents import Document, text_hash, token_hash
 from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, read_input_split
-from ropewalk.data.read.readers import Reader, ReadingCounts, documents_in, no_documents
+from ropewalk.data.read.readers import (
+    Reader,
+    ReadingCounts,
+    documents_in,
+    no_documents,
+    refuse_unused_spans,
+)
 from ropewalk.data.settings import SourceSpec, WorkSettings, processes
 from ropewalk.data.tokens.arrow import checked_index
 from ropewalk.data.tokens.chat import required_template
@@ -235,7 +241,9 @@ def tokenise_splits(
     found = deque(shards.found[path] for path in paths)
     # Corpus drops each index once it has copied it, which frees nothing while another reference is left.
     shards.found.clear()
-    return Corpus(found, len(splits))
+    corpus = Corpus(found, len(splits))
+    refuse_unused_spans([split.spec for split in splits], corpus.reading)
+    return corpus
 
 
 def processes_for(splits: Sequence[InputSplit], workers: int) -> Processes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.input_splits import InputSplit, source_splits
-from ropewalk.data.read.readers import ReadingCounts, documents_in, no_documents
+from ropewalk.data.read.readers import ReadingCounts, documents_in, no_documents, refuse_unused_spans
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.statistics import DocumentCounts
 from ropewalk.data.tokens.corpus import processes_for
@@ -42,6 +42,7 @@ def count_splits(
         documents += len(result[0].lengths)
         tokens += sum(result[0].lengths)
         progress(documents, tokens)
+    refuse_unused_spans(specs, ReadingCounts.total([reading for _, reading in found.values()]))
     for spec in specs:
         reading = ReadingCounts.total([found[n][1] for n, split in enumerate(splits) if split.spec == spec])
         if not reading.documents:

@@ -41,7 +41,7 @@ COLUMNS: dict[str, np.dtype[Any]] = {
 }
 """The index of the documents: names and types of its columns, in the order of the file."""
 
-_COUNTS = ("empty_documents", "binary_files", "dropped_nulls")
+_COUNTS = ("empty_documents", "binary_files", "dropped_nulls", "span_documents")
 _LENGTH_BYTES, _SEAL_BYTES = 16, 64
 
 
@@ -185,7 +185,7 @@ def open_shard(path: Path) -> TokenShard:
         )
     return TokenShard(
         path=path,
-        reading=ReadingCounts(header["documents"], **{name: header[name] for name in _COUNTS}),
+        reading=ReadingCounts(header["documents"], **{name: header.get(name, 0) for name in _COUNTS}),
         tokens=header["tokens"],
         sources=tuple(header["sources"]),
         digest=header["sha256"],

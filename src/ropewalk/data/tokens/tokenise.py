@@ -20,8 +20,10 @@ from ropewalk.data.read.embedded import resolve_model
 from ropewalk.data.tokens.chat import (
     ChatTemplate,
     Conversation,
+    SpannedText,
     chat_template,
     encode_conversation,
+    encode_spans,
     token_ids,
 )
 from ropewalk.data.tokens.light_tokenizer import light_tokenizer
@@ -50,8 +52,15 @@ BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 18
 """A batch ends at whichever limit is reached first, so that a batch of books is no larger than one of short texts."""
 
-Text = str | Conversation
-"""What is encoded: a text, or a conversation that is rendered first."""
+Text = str | SpannedText | Conversation
+"""What is encoded: a text, one of which only spans count in the loss, or a conversation that is rendered first."""
+
+
+def text_of(document: Document) -> Text:
+    """What is encoded of a document."""
+    if document.chat:
+        return Conversation(document.text, document.origin)
+    return document.text if document.spans is None else SpannedText(document.text, document.spans)
 
 
 @dataclass(frozen=True)
@@ -198,17 +207,21 @@ class Encoder:
 
         Returns:
             int32 ``[tokens]`` for each text, without special tokens, whose policy may differ between runs over the same
-            shards; ``~id`` for tokens of a chat that are never targets.
+            shards; ``~id`` for tokens of a chat, or outside spans of loss, that are never
+            targets.
         """
         backend = _backend(self.state)
         plain = [text for text in texts if isinstance(text, str)]
         encodings = iter(backend.encode_batch_fast(plain, add_special_tokens=False))
-        return [
-            np.array(next(encodings).ids, np.int32)
-            if isinstance(text, str)
-            else encode_conversation(text, self.template, backend)
-            for text in texts
-        ]
+
+        def encoded(text: Text) -> NDArray[np.int32]:
+            if isinstance(text, str):
+                return np.array(next(encodings).ids, np.int32)
+            if isinstance(text, SpannedText):
+                return encode_spans(text.content, text.spans, backend)
+            return encode_conversation(text, self.template, backend)
+
+        return [encoded(text) for text in texts]
 
     def encode_documents(
         self, documents: Iterable[Document | TokenisedDocument], batch_documents: int = BATCH_DOCUMENTS
@@ -237,9 +250,7 @@ class Encoder:
         self, batch: list[Document | TokenisedDocument]
     ) -> Iterator[tuple[Document | TokenisedDocument, NDArray[np.int32]]]:
         texts = [document for document in batch if isinstance(document, Document)]
-        encoded = iter(
-            self.encode([Conversation(each.text, each.origin) if each.chat else each.text for each in texts])
-        )
+        encoded = iter(self.encode([text_of(each) for each in texts]))
         for document in batch:
             if isinstance(document, TokenisedDocument):
                 check_ids(document, self.vocabulary)
@@ -256,7 +267,7 @@ class Encoder:
                 yield document
                 continue
             trained = int((ids >= 0).sum())
-            # A chat that is trained on whole counts as plain text.
+            # A document that is trained on whole counts as plain text.
             yield TokenisedDocument(token_ids(ids), document.source, None if trained == len(ids) else trained)
 
 
