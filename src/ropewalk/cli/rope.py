@@ -113,6 +113,9 @@ def theta_command(
     ntk: NTK-aware scaling. With this base, the slowest pair of dimensions turns as far over the target length as it
     did over the trained length.
 
+    ntk-rcd=PAIR: the same for the pair with this index, counted from 0 (NTK with a given critical dimension,
+    arXiv:2502.20082).
+
     schedule:NAME: the base that a published model (Gradient, LWM or AnchorContext) used at the target length. If the
     model has no base for this length, the rule takes the base of the model's next longer length. It refuses targets
     beyond the model's longest length.

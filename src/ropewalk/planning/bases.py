@@ -16,7 +16,7 @@ from ropewalk.parallel.context import RunContext
 from ropewalk.planning.rules import check_target, origin_of
 from ropewalk.planning.settings import BasesSettings, BoundSettings, FrequenciesSettings, ThetaSettings
 from ropewalk.rope import Default, DynamicNtk, RopeFrequencies, RopeMethod, bound_at, method_for_target
-from ropewalk.rope.methods.base import Origin
+from ropewalk.rope.methods.base import CRITICAL_PAIR, Origin
 from ropewalk.rope.theory import (
     SEARCH_LIMIT,
     FeasibleBases,
@@ -295,7 +295,12 @@ def frequencies_for(config: FrequenciesSettings) -> FrequenciesResult:
     name, current = config.method, Default(config.rotary_dim, config.rope_theta)
     trained_length, target_length = config.from_length, config.to_length
     short, long = (None, None) if config.factors is None else factor_lists(config.factors)
-    parameters = {"factor": config.factor, "short_factor": short, "long_factor": long}
+    parameters = {
+        "factor": config.factor,
+        CRITICAL_PAIR: config.critical_pair,
+        "short_factor": short,
+        "long_factor": long,
+    }
     given = {key: value for key, value in parameters.items() if value is not None}
     if name == DynamicNtk.name:
         unknown = given.keys() - {"factor"}

@@ -10,7 +10,7 @@ from ropewalk.rope import METHODS, Default, RopeMethod, bound_at, candidate, com
 from ropewalk.rope.methods.base import Origin
 from ropewalk.rope.theory import SAFE_CEILING, SCHEDULES, SEARCH_LIMIT, feasible_bases
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.rules import CURRENT, LOWER_BOUND, RECOMMENDED, RULES
+from ropewalk.rope.theory.rules import CURRENT, LOWER_BOUND, NTK_AT, RECOMMENDED, RULES
 
 LONGEST_SEARCH = 2**21
 """Longest target in tokens for which advice maps the feasible bases; ``ropewalk rope base`` maps longer ones."""
@@ -55,6 +55,11 @@ ORIGINS: dict[str, Origin] = {
         "b' = b·(T'/T)^(d/(d-2))",
         "bloc97 (2023); Peng et al., arXiv:2309.00071, equation 16",
         "designed for use without training; with training, larger bases did better (arXiv:2411.13476)",
+    ),
+    NTK_AT: Origin(
+        "b' = b·(T'/T)^(d/(2c)), with the given pair c",
+        "Shang et al., LongRoPE2, arXiv:2502.20082, section 4; derived, because the paper prints no formula",
+        "no formula gives the pair from which on training was insufficient: it has to be measured",
     ),
     "lower-bound": Origin(
         "the smallest b' above which every base has B(m) = Σ cos(m·b'^(-2i/d)) ≥ 0 for all m ≤ T'",
@@ -204,6 +209,8 @@ def origin_of(rule: str, current: RopeMethod) -> Origin:
     """Return the formula, source and caveat of a rule."""
     if rule in ORIGINS:
         return ORIGINS[rule]
+    if rule.startswith(NTK_AT):
+        return ORIGINS[NTK_AT]
     if rule in compared_methods():
         origin = METHODS[rule].origin
         assert origin is not None

@@ -113,7 +113,7 @@ class ThetaSettings(ExtendedRope):
     rule: str = Field(
         default="recommended",
         description="Rule that computes the base: recommended, critical-dimension, length-floor, lower-bound, ntk, "
-        "schedule:gradient, schedule:lwm or schedule:anchorcontext.",
+        "ntk-rcd=PAIR, schedule:gradient, schedule:lwm or schedule:anchorcontext.",
     )
     ceiling: float | None = Field(
         default=None,
@@ -135,6 +135,12 @@ class FrequenciesSettings(ExtendedRope):
         default=None,
         description="Scaling factor of linear, ntk, dynamic, yarn or llama3. Default: the target length divided by "
         "the trained length.",
+    )
+    critical_pair: int | None = Field(
+        default=None,
+        description="Pair, counted from 0, whose frequency ntk divides by exactly the factor (default: the last pair), "
+        "or at which the ramp of yarn ends (default: the first pair that turns less than once within the trained "
+        "length).",
     )
     factors: FilePath | None = Field(
         default=None,

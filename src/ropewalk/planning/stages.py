@@ -10,10 +10,11 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
 from ropewalk.planning.rules import check_target, tokens_text
 from ropewalk.rope import Default, LongRope, RopeMethod, bound_at
-from ropewalk.rope.target import GIVEN, candidate, recommended_base
+from ropewalk.rope.methods.base import CRITICAL_PAIR
+from ropewalk.rope.target import GIVEN, YARN_AT, candidate, recommended_base
 from ropewalk.rope.theory import stage_contexts
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.rules import CURRENT, RECOMMENDED
+from ropewalk.rope.theory.rules import CURRENT, RECOMMENDED, pair_of
 
 KEPT = Default.name
 """Recipe method that keeps the checkpoint's RoPE unchanged."""
@@ -29,6 +30,7 @@ class PlannedStage:
         recipe_method: value of ``rope.method`` in the recipe.
         context_bound: tokens up to which the margin B(m) of the method is non-negative.
         reason: why the stage has this context and this setting.
+        critical_pair: pair at which the ramp of yarn ends, as the rule names it; None for every other setting.
     """
 
     context: int
@@ -36,6 +38,7 @@ class PlannedStage:
     recipe_method: str
     context_bound: int
     reason: str
+    critical_pair: int | None = None
 
     @property
     def recipe_parameter(self) -> str:
@@ -44,7 +47,8 @@ class PlannedStage:
             return f", rope_theta: {self.method.rope_theta:.10g}"
         if self.recipe_method == KEPT:
             return ""
-        return f", factor: {self.method.factor!r}"  # type: ignore[attr-defined]
+        at_pair = "" if self.critical_pair is None else f", {CRITICAL_PAIR}: {self.critical_pair}"
+        return f", factor: {self.method.factor!r}{at_pair}"  # type: ignore[attr-defined]
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; ``method`` is the value of ``rope.method`` in the recipe."""
@@ -53,6 +57,7 @@ class PlannedStage:
             "method": self.recipe_method,
             "rope_theta": self.method.rope_theta,
             "factor": getattr(self.method, "factor", None),
+            "critical_pair": self.critical_pair,
             "context_bound": self.context_bound,
             "reason": self.reason,
         }
@@ -115,6 +120,7 @@ def plan_stages(
                 "theta" if isinstance(method, Default) or name.startswith(GIVEN) else method.name,
                 bound,
                 _reason(chosen_rule, method, length, context, bound),
+                pair_of(name) if name.startswith(YARN_AT) else None,
             )
         )
         length = context
@@ -163,6 +169,8 @@ def _reason(rule: str, method: RopeMethod, before: int, context: int, bound: int
     factor = getattr(method, "factor", None)
     if factor is not None:
         set_to = f"{method.name} with factor {factor:g} and base {method.rope_theta:,.0f}"
+        if rule.startswith(YARN_AT):
+            set_to += f", its ramp ending at pair {pair_of(rule)}"
     else:
         set_to = f"base {method.rope_theta:,.0f} from the rule {rule}"
     enough = "covers" if bound >= context else "does not cover"

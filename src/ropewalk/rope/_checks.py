@@ -61,6 +61,15 @@ def check_ntk_dim(rotary_dim: int) -> None:
         )
 
 
+def check_critical_pair(rotary_dim: int, pair: int) -> None:
+    slowest = rotary_dim // 2 - 1
+    if isinstance(pair, bool) or not isinstance(pair, int) or not 1 <= pair <= slowest:
+        raise RopewalkError(
+            f"critical_pair must be the index of a rotary pair from 1 to {slowest} (rotary_dim {rotary_dim}; the "
+            f"fastest pair is 0), got {pair!r}"
+        )
+
+
 def check_factors(field: str, values: Iterable[float], length: int) -> tuple[float, ...]:
     if not isinstance(values, list | tuple):
         raise RopewalkError(f"{field} must be a list of numbers, got {values!r}")

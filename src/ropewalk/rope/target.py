@@ -13,13 +13,23 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_theta
-from ropewalk.rope.methods import METHODS, Default, DynamicNtk, LongRope
-from ropewalk.rope.methods.base import RopeMethod, TargetContext, compared_methods, trainable_methods
+from ropewalk.rope.methods import METHODS, Default, DynamicNtk, LongRope, Yarn
+from ropewalk.rope.methods.base import (
+    CRITICAL_PAIR,
+    RopeMethod,
+    TargetContext,
+    compared_methods,
+    trainable_methods,
+)
 from ropewalk.rope.theory import SEARCH_LIMIT, Recommendation, context_bound, recommended_theta
 from ropewalk.rope.theory.bases import Progress
-from ropewalk.rope.theory.rules import CURRENT, RULES, check_rule, theta_by_rule
+from ropewalk.rope.theory.rules import CURRENT, NTK_AT, RULES, check_rule, pair_of, theta_by_rule
 
 GIVEN = "theta="
+YARN_AT = "yarn-rcd="
+"""Begin of the name of yarn with a critical pair, as in ``yarn-rcd=30``."""
+SPELLED = (f"{NTK_AT}PAIR", f"{YARN_AT}PAIR", f"{GIVEN}VALUE")
+"""The names with a number that :func:`candidate` accepts, for messages."""
 
 
 def method_for_target(
@@ -41,8 +51,9 @@ def method_for_target(
              yarn or llama3 checkpoint the scaling is kept and ``rope_theta`` is required, because the rules are
              derived for unscaled RoPE
     linear   factor ``s``, times that of a linear checkpoint
-    ntk      factor ``s``
-    yarn     factor ``s``, times that of a yarn checkpoint, whose other parameters are kept
+    ntk      factor ``s``; with ``critical_pair``, the base ``b·s^(d/(2·critical_pair))``
+    yarn     factor ``s``, times that of a yarn checkpoint, whose other parameters are kept; with
+             ``critical_pair``, a ramp that ends there
     llama3   factor ``s``, times that of a llama3 checkpoint, whose other parameters are kept
     longrope the given factors, relative to ``θ_i``; a longrope checkpoint keeps its original length
     ======== ================================================================================================
@@ -142,7 +153,7 @@ def recommended_base(current: RopeMethod, original_length: int, target_length: i
 
 
 def candidates() -> tuple[str, ...]:
-    """Every name that :func:`candidate` accepts, besides ``theta=VALUE``."""
+    """Every name that :func:`candidate` accepts, besides those with a number (:data:`SPELLED`)."""
     return (CURRENT, *RULES, *compared_methods())
 
 
@@ -158,7 +169,8 @@ def candidate(
 
     Args:
         name: ``current`` (no change), one of :data:`~ropewalk.rope.theory.RULES` (a new base), a method of
-            :func:`~ropewalk.rope.methods.base.compared_methods` (a factor), or ``theta=5e6`` (that base).
+            :func:`~ropewalk.rope.methods.base.compared_methods` (a factor), ``theta=5e6`` (that base), or
+            ``ntk-rcd=30`` and ``yarn-rcd=30`` (these methods with that ``critical_pair``).
         current: the method the checkpoint was trained with.
         trained_length, target_length: tokens.
         ceiling, progress: for the rule lower-bound.
@@ -173,6 +185,9 @@ def candidate(
         return method_for_target(
             "theta", current, trained_length, target_length, rope_theta=_base(name.removeprefix(GIVEN))
         )
+    if name.startswith(YARN_AT):
+        pair = {CRITICAL_PAIR: pair_of(name)}
+        return method_for_target(Yarn.name, current, trained_length, target_length, parameters=pair)
     # A scaled checkpoint may go on with its own method even if that is not among those compared.
     if name in compared_methods() or (name == current.name and not isinstance(current.plain, Default)):
         return method_for_target(name, current, trained_length, target_length)
@@ -181,7 +196,7 @@ def candidate(
     if not isinstance(plain, Default):
         raise RopewalkError(
             f"the rules for rope_theta need unscaled RoPE, but this checkpoint has {current.name} RoPE; choose "
-            f"either {current.name} to extend further, or theta=VALUE to change the base"
+            f"either {current.name} to extend further, or {GIVEN}VALUE to change the base"
         )
     theta = theta_by_rule(
         name, plain.rotary_dim, plain.rope_theta, trained_length, target_length, ceiling, progress
@@ -194,11 +209,14 @@ def check_candidate(name: str, *, bases_only: bool = False) -> None:
     others = (CURRENT,) if bases_only else (CURRENT, *compared_methods())
     if name.startswith(GIVEN):
         _base(name.removeprefix(GIVEN))
+    elif name.startswith(YARN_AT) and not bases_only:
+        pair_of(name)
     elif name not in others:
+        spelled = [each for each in SPELLED if not (bases_only and each.startswith(YARN_AT))]
         try:
             check_rule(name)
         except RopewalkError as error:
-            raise RopewalkError(f"{error} (also possible: {', '.join(others)}, theta=VALUE)") from None
+            raise RopewalkError(f"{error} (also possible: {', '.join([*others, *spelled])})") from None
 
 
 def _base(text: str) -> float:

@@ -59,7 +59,8 @@ def test_a_key_takes_what_the_method_takes_and_says_whose_it_is(name: str) -> No
     method = METHODS[name]
     for parameter in method.parameters:
         field = Rope.model_fields[parameter]
-        assert get_type_hints(method)[parameter] | None == field.annotation
+        types = {**get_type_hints(method), **method.target_parameters}
+        assert types[parameter] | None == field.annotation
         assert field.default is None
         meanings = str(field.description).split("; ")
         assert name in [each for meaning in meanings for each in meaning.partition(":")[0].split(", ")]

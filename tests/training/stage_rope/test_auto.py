@@ -336,8 +336,13 @@ def test_auto_as_a_string_and_in_full():
     [
         ("{method: auto, candidates: [yarn]}", "yarn does not set a base"),
         (
+            "{method: auto, candidates: [yarn-rcd=9]}",
+            "yarn-rcd=9 does not .* set method: yarn, critical_pair: 9",
+        ),
+        ("{method: auto, candidates: [ntk-rcd=x]}", "'x' is not the index of a rotary pair"),
+        (
             "{method: auto, candidates: [ntkk]}",
-            r"stages.0.rope.candidates: .*'ntkk'.*\(also possible: current, theta=VALUE\)",
+            r"stages.0.rope.candidates: .*'ntkk'.*\(also possible: current, ntk-rcd=PAIR, theta=VALUE\)",
         ),
         ("{method: auto, candidates: [theta=x]}", "theta=x is not a number"),
         ("{method: auto, candidates: []}", r"stages\.0\.rope\.candidates must not be empty$"),

@@ -153,6 +153,8 @@ class RopeMethod(ABC):
         rope_type_aliases: older values of ``rope_type`` in configs.
         parameters: the fields that a recipe may set, mapped to their descriptions in the documentation of recipe keys.
             A description may be empty.
+        target_parameters: types of those parameters that are not fields, because :meth:`for_target` computes fields
+            from them.
         config_keys: keys that the RoPE parameters of a config may have besides ``rope_type``, ``rope_theta`` and
             ``partial_rotary_factor``; None if configs have no ``rope_type`` for this method.
         origin: formula, source and caveat that ``inspect --target --explain`` shows when it compares RoPE settings for
@@ -171,6 +173,7 @@ class RopeMethod(ABC):
     other_names: ClassVar[tuple[str, ...]] = ()
     rope_type_aliases: ClassVar[tuple[str, ...]] = ()
     parameters: ClassVar[Mapping[str, str]] = {}
+    target_parameters: ClassVar[Mapping[str, type]] = {}
     config_keys: ClassVar[tuple[str, ...] | None] = (ORIGINAL,)
     origin: ClassVar[Origin | None] = None
     trainable: ClassVar[bool] = True
@@ -366,6 +369,9 @@ ATTENTION = (
     "multiplier of cos and sin; default: the method's published formula (yarn keeps a checkpoint's own value)"
 )
 """Description of the parameter ``attention_factor`` in recipes."""
+
+CRITICAL_PAIR = "critical_pair"
+"""The parameter of methods that can be told which pair is the first that did not complete a turn in training."""
 
 METHODS: dict[str, type[RopeMethod]] = {}
 """Every method by the names that recipes use."""

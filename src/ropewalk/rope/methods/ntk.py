@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_factor, check_ntk_dim, check_original_length, check_sequence_length
 from ropewalk.rope.methods.base import (
+    CRITICAL_PAIR,
     MAX_LENGTH,
     ORIGINAL,
     ConfigEntry,
     RopeFrequencies,
     RopeMethod,
+    TargetContext,
     register,
 )
 from ropewalk.rope.methods.default import Default
@@ -34,8 +36,11 @@ class Ntk(RopeMethod):
     name: ClassVar[str] = "ntk"
     # An extended checkpoint states a larger base and no factor, so a factor counts from its present length.
     parameters: ClassVar[Mapping[str, str]] = {
-        "factor": "the stage's context divided by the context before the stage"
+        "factor": "the stage's context divided by the context before the stage",
+        CRITICAL_PAIR: "index of the pair whose frequency is divided by exactly the factor, counted from 0; default: "
+        "the last pair",
     }
+    target_parameters: ClassVar[Mapping[str, type]] = {CRITICAL_PAIR: int}
     config_keys: ClassVar[tuple[str, ...] | None] = None
 
     def __post_init__(self) -> None:
@@ -46,6 +51,19 @@ class Ntk(RopeMethod):
     def as_default(self) -> Default:
         """The same frequencies, bit for bit, as a :class:`Default` with the new base."""
         return Default(self.rotary_dim, ntk_theta(self.rotary_dim, self.rope_theta, self.factor))
+
+    @classmethod
+    def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
+        """The derived or given factor; with a given critical pair, the new base as a :class:`Default`."""
+        given = dict(wanted.given)
+        pair = given.pop(CRITICAL_PAIR, None)
+        method = super().for_target(current, replace(wanted, given=given))
+        if pair is None:
+            return method
+        assert isinstance(method, Ntk)
+        return Default(
+            method.rotary_dim, ntk_theta(method.rotary_dim, method.rope_theta, method.factor, pair)
+        )
 
     @property
     def plain(self) -> RopeMethod:

@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope._checks import check_factor, check_original_length, check_positive, is_number
+from ropewalk.rope._checks import (
+    check_critical_pair,
+    check_factor,
+    check_original_length,
+    check_positive,
+    is_number,
+)
 from ropewalk.rope.methods.base import (
     ATTENTION,
+    CRITICAL_PAIR,
     FACTOR,
     ORIGINAL,
     ConfigEntry,
@@ -32,6 +39,10 @@ _PARAMETERS = {
     "mscale": "with mscale_all_dim, sets the attention factor as DeepSeek's configs do",
     "mscale_all_dim": "see mscale",
     "truncate": "round the ends of the ramp outward to whole pairs; default true",
+}
+_AT_PAIR = {
+    CRITICAL_PAIR: "index of the pair at which the ramp ends, counted from 0, instead of beta_slow, which is computed "
+    "from it"
 }
 MSCALES = ("mscale", "mscale_all_dim")
 _ZERO_IS_DEFAULT = ("beta_fast", "beta_slow", *MSCALES)
@@ -69,7 +80,8 @@ class Yarn(RopeMethod):
     truncate: bool = True
 
     name: ClassVar[str] = "yarn"
-    parameters: ClassVar[Mapping[str, str]] = {**FACTOR, **_PARAMETERS}
+    parameters: ClassVar[Mapping[str, str]] = {**FACTOR, **_PARAMETERS, **_AT_PAIR}
+    target_parameters: ClassVar[Mapping[str, type]] = {CRITICAL_PAIR: int}
     # The authors' checkpoints have the key finetuned, which has no effect: those of this type are all static.
     config_keys: ClassVar[tuple[str, ...] | None] = ("factor", ORIGINAL, "beta_fast", "beta_slow",
         "attention_factor", "mscale", "mscale_all_dim", "truncate", "finetuned")  # fmt: skip
@@ -196,7 +208,39 @@ class Yarn(RopeMethod):
                 f"the yarn RoPE of this checkpoint has attention_factor {fixed}, which is valid only for the present "
                 "length; set attention_factor for the target length"
             )
-        return super().for_target(current, wanted)
+        given = dict(wanted.given)
+        pair = given.pop(CRITICAL_PAIR, None)
+        if pair is not None and "beta_slow" in given:
+            raise RopewalkError(
+                f"give either critical_pair {pair} or beta_slow {given['beta_slow']:g}: both set the end of yarn's ramp"
+            )
+        method = super().for_target(current, replace(wanted, given=given))
+        assert isinstance(method, Yarn)
+        return method if pair is None else method.ending_at(pair)
+
+    def ending_at(self, pair: int) -> Yarn:
+        """The same method with the end of its ramp at a pair; the start of the ramp stays.
+
+        Args:
+            pair: counted from 0, the fastest pair.
+
+        Raises:
+            RopewalkError: if there is no such pair, or the ramp starts there or later.
+
+        Source: YaRN with the real critical dimension, Shang et al., LongRoPE2, arXiv:2502.20082, section 4.
+        """
+        check_critical_pair(self.rotary_dim, pair)
+        # A ramp with rounded ends ends at the next whole pair, so half a pair earlier is as far as possible from where
+        # rounding, here or in a program that reads beta_slow from a config, would move its end.
+        end = pair - 0.5 if self.truncate else float(pair)
+        turns = self.original_max_position_embeddings / (2 * math.pi)
+        beta_slow = turns * self.rope_theta ** (-2 * end / self.rotary_dim)
+        if beta_slow >= self.beta_fast:
+            raise RopewalkError(
+                f"the ramp of yarn starts near pair {self.ramp_range()[0]:.4g} (beta_fast {self.beta_fast:g}), so it "
+                f"cannot end at critical_pair {pair}; set a larger critical_pair or beta_fast"
+            )
+        return replace(self, beta_slow=beta_slow)
 
     def extended_length(self) -> int | None:
         return round(self.factor * self.original_max_position_embeddings)

@@ -24,7 +24,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope._checks import check_ntk_dim, check_rotary_dim, check_theta
+from ropewalk.rope._checks import check_rotary_dim, check_theta
 from ropewalk.rope.theory.bases import (
     HIGHEST_CEILING,
     SAFE_CEILING,
@@ -41,6 +41,8 @@ CRITICAL_DIMENSION, LENGTH_FLOOR = "critical-dimension", "length-floor"
 CURRENT = "current"
 """The name for no change, which is not a rule for a base."""
 RECOMMENDED, NTK, LOWER_BOUND, SCHEDULE = "recommended", "ntk", "lower-bound", "schedule:"
+NTK_AT = "ntk-rcd="
+"""Begin of the rule whose name ends with a critical pair, as in ``ntk-rcd=30``."""
 RULES = (
     RECOMMENDED,
     CRITICAL_DIMENSION,
@@ -49,7 +51,7 @@ RULES = (
     LOWER_BOUND,
     *(SCHEDULE + name for name in SCHEDULES),
 )
-"""Every rule that sets a base."""
+"""Every rule that sets a base, besides ``ntk-rcd=PAIR``."""
 
 
 def theta_by_rule(
@@ -71,13 +73,15 @@ def theta_by_rule(
     length-floor       the smallest base with a similarity margin of at least 0 up to ``T'`` for 128 rotated dimensions;
                        ``b`` itself if that is larger
     ntk                ``b·(T'/T)^(d/(d-2))``: the slowest pair turns as far over ``T'`` as it did over ``T``
+    ntk-rcd=PAIR       ``b·(T'/T)^(d/(2·PAIR))``: the pair with this index, counted from 0, turns as far over ``T'`` as
+                       it did over ``T``
     lower-bound        the safe base of ``T'``: from there to the ceiling every base has a similarity margin of at
                        least 0 up to ``T'``; rounded up to four digits; ``b`` itself if that is larger
     schedule:NAME      the base that a published model used for the shortest context of at least ``T'``
     ================== ======================================================================================
 
     Args:
-        rule: one of :data:`RULES`.
+        rule: one of :data:`RULES`, or ``ntk-rcd=PAIR``.
         rotary_dim: rotated dimensions of a head.
         rope_theta: ``b``, the checkpoint's base.
         trained_length: ``T``, tokens.
@@ -103,8 +107,9 @@ def theta_by_rule(
     if rule == CRITICAL_DIMENSION:
         return scaled_theta(rope_theta, trained_length, target_length)
     if rule == NTK:
-        check_ntk_dim(rotary_dim)
         return ntk_theta(rotary_dim, rope_theta, target_length / trained_length)
+    if rule.startswith(NTK_AT):
+        return ntk_theta(rotary_dim, rope_theta, target_length / trained_length, pair_of(rule))
     if rule == LOWER_BOUND:
         # Every larger base is equally good, so round up to a number that people can copy.
         return max(rope_theta, rounded_up(_safe(target_length, rotary_dim, ceiling, progress), 4))
@@ -113,10 +118,23 @@ def theta_by_rule(
 
 def check_rule(rule: str) -> None:
     """Raise for an unknown rule; the message names the closest known one."""
-    if rule not in RULES:
+    if rule.startswith(NTK_AT):
+        pair_of(rule)
+    elif rule not in RULES:
         near = difflib.get_close_matches(rule, RULES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RULES)}"
         raise RopewalkError(f"unknown rule {rule!r}; {hint}")
+
+
+def pair_of(rule: str) -> int:
+    """The critical pair at the end of a name such as ``ntk-rcd=30``."""
+    name, _, text = rule.partition("=")
+    # isdigit() alone accepts digits such as ², which int() refuses.
+    if not (text.isascii() and text.isdigit()):
+        raise RopewalkError(
+            f"{rule}: {text!r} is not the index of a rotary pair, counted from 0; write, for example, {name}=30"
+        )
+    return int(text)
 
 
 def _safe(length: int, rotary_dim: int, ceiling: float | None, progress: Progress | None) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope._checks import check_rotary_dim, check_theta
+from ropewalk.rope._checks import check_critical_pair, check_ntk_dim, check_rotary_dim, check_theta
 
 SHORTEST_LENGTH = 7
 """Tokens: the first integer length in which the fastest pair, at 1 rad/token, completes a turn (2*pi tokens)."""
@@ -72,12 +72,34 @@ def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> 
         ) from None
 
 
-def ntk_theta(rotary_dim: int, rope_theta: float, factor: float) -> float:
-    """Base ``b·s^(d/(d-2))`` that divides the frequency of the slowest pair by ``s`` and keeps that of the fastest.
+def ntk_theta(rotary_dim: int, rope_theta: float, factor: float, critical_pair: int | None = None) -> float:
+    """Base ``b·s^(d/(2·c))`` that divides the frequency of pair ``c`` by ``s`` and keeps that of the fastest pair.
 
-    Source: bloc97, "NTK-Aware Scaled RoPE" (2023); Peng et al., arXiv:2309.00071, equation 16.
+    The frequency of pair ``i`` is divided by ``s^(i/c)``, so pairs behind ``c`` are divided by more than ``s``.
+
+    Args:
+        rotary_dim: ``d``, rotated dimensions of a head, at least 4.
+        rope_theta: ``b``.
+        factor: ``s``.
+        critical_pair: ``c``, counted from 0, the fastest pair. None means the slowest pair, ``d/2 - 1``.
+
+    Raises:
+        RopewalkError: if the pair is out of range, or the base is too large for float64.
+
+    Source: bloc97, "NTK-Aware Scaled RoPE" (2023); Peng et al., arXiv:2309.00071, equation 16. With another pair: the
+        NTK of Shang et al., LongRoPE2, arXiv:2502.20082, which prints no formula; this one follows from ``λ_c = s``.
     """
-    return float(rope_theta * factor ** (rotary_dim / (rotary_dim - 2)))
+    check_ntk_dim(rotary_dim)
+    pair = rotary_dim // 2 - 1 if critical_pair is None else critical_pair
+    check_critical_pair(rotary_dim, pair)
+    try:
+        return float(rope_theta * factor ** (rotary_dim / (2 * pair)))
+    # float ** float raises instead of giving infinity.
+    except OverflowError:
+        raise RopewalkError(
+            f"NTK scaling by {factor:g} at pair {pair} gives a base too large for float64; choose a larger "
+            "critical_pair"
+        ) from None
 
 
 def _check_length(name: str, length: int) -> None:

@@ -20,7 +20,7 @@ from pydantic import (
 from ropewalk.io.settings import FREE, TEXT, Count, Settings, written
 from ropewalk.rope.methods import METHODS
 from ropewalk.rope.methods.base import RopeMethod, compared_methods, trainable_methods
-from ropewalk.rope.target import check_candidate
+from ropewalk.rope.target import YARN_AT, check_candidate
 from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch, check_budget
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -76,7 +76,8 @@ def _parameters() -> dict[str, Any]:
     return {
         name: (
             # Methods with a parameter of the same name may give it different types.
-            reduce(or_, (get_type_hints(owner)[name] for owner in each)) | None,
+            reduce(or_, ({**get_type_hints(owner), **owner.target_parameters}[name] for owner in each))
+            | None,
             Field(default=None, description=_describe(name, each)),
         )
         for name, each in owners.items()
@@ -122,8 +123,8 @@ class Rope(_Parameters):
     candidates: list[str] | None = Field(
         default=None,
         min_length=1,
-        description="auto: bases to compare; each is a rule that computes a base, `theta=5.0e6`, or `current`; default "
-        "`[critical-dimension, ntk, current]`",
+        description="auto: bases to compare; each is a rule that computes a base, `theta=5.0e6`, `ntk-rcd=30`, or "
+        "`current`; default `[critical-dimension, ntk, current]`",
     )
     probe_rows: Count | None = Field(
         default=None, ge=1, description="auto: number of rows to measure each candidate on; default 4"
@@ -208,9 +209,10 @@ class Rope(_Parameters):
     @classmethod
     def _are_bases(cls, names: list[str] | None) -> list[str] | None:
         for name in names or ():
-            if name in compared_methods():
+            if name in compared_methods() or name.startswith(YARN_AT):
+                instead = f"method: {name}".replace(YARN_AT, "yarn, critical_pair: ")
                 raise ValueError(
-                    f"{name} does not set a base, so it cannot be a candidate; set method: {name} for the stage instead"
+                    f"{name} does not set a base, so it cannot be a candidate; set {instead} for the stage instead"
                 )
             check_candidate(name, bases_only=True)
         return names
