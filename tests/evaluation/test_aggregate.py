@@ -14,6 +14,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.aggregate import (
     effective_length,
     effective_lengths,
+    further_results,
     mean_over_checkpoints,
     task_result,
 )
@@ -25,6 +26,7 @@ from ropewalk.evaluation.statistics import (
     score_interval,
     wilson_interval,
 )
+from ropewalk.evaluation.tasks.registry import BY_NAME
 from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, overall_results, weighted_averages
 from ropewalk.io.digests import digest
 from tests.evaluation.core_cases import (
@@ -435,3 +437,26 @@ def test_tasks_over_another_haystack_have_no_part_in_the_overall_score() -> None
     (overall,) = overall_results([*published, percent_result([100, 100], "niah_single_2_embedded")], {})
     assert overall.score == 50
     assert overall.details["tasks"] == ["niah_single_1", "vt"]
+
+
+def test_questions_about_one_text_are_not_independent() -> None:
+    samples = [asked_sample(ENCODER, index, details={"context": index // 4}) for index in range(40)]
+    right = [answered(each, str(each.index) if each.index // 4 % 2 else "none") for each in samples]
+    result = task_result(right, {})
+    assert result.score == 50
+    assert result.ci95 == pytest.approx([100 * end for end in wilson_interval(5, 10)])
+    assert [each["context"] for each in result.samples] == [index // 4 for index in range(40)]
+
+
+def test_further_metrics_score_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = replace(BY_NAME["ruler"], further={"first integer": ("last integer",)})
+    monkeypatch.setitem(BY_NAME, "ruler", suite)
+    samples = [asked_sample(ENCODER, index) for index in range(4)]
+    answers = [answered(each, f"{each.index % 2} or {each.index}") for each in samples]
+    (further,) = further_results(answers, {"seed": 3})
+    assert (task_result(answers, {}).score, further.score) == (50, 100)
+    assert (further.task, further.details["answers_of"], further.details["seed"]) == (
+        "niah.last integer",
+        "niah",
+        3,
+    )

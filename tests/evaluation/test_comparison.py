@@ -366,3 +366,19 @@ def test_what_was_measured_otherwise_is_not_compared() -> None:
     own = replace(a, details={**details, "evaluator": "the model itself"})
     (found,) = compare([own], [own])
     assert "run both with the same --evaluator" in (found.reason or "")
+
+
+def test_questions_about_one_text_are_one_pair() -> None:
+    scores = [[0.0, 0.0, 100.0], [100.0, 0.0, 100.0]]
+
+    def repeated(values: Sequence[float], times: int) -> TaskResult:
+        samples = [
+            {"index": text * times + n, "score": value, "context": text}
+            for text, value in enumerate(values)
+            for n in range(times)
+        ]
+        return percent_result([value for value in values for _ in range(times)], samples=tuple(samples))
+
+    one, four = (compare(*(repeated(each, times) for each in scores))[0] for times in (1, 4))
+    assert replace(one, n=0) == replace(four, n=0)
+    assert one.difference == pytest.approx(100 / 3)

@@ -252,3 +252,32 @@ def test_prompt_that_never_fits_and_units_without_tokens_end() -> None:
     with pytest.raises(RopewalkError, match="has 9 tokens, more than the limit of 8"):
         largest_that_fits(lambda count: 9 + count, 8)
     assert largest_that_fits(lambda count: 5, 8) > 8
+
+
+EARLIER = (("user", "a b"), ("assistant", "b"))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_earlier_turns_are_counted_and_encoded_alike(name: str) -> None:
+    encoder = ENCODERS[name]
+    prompt = encoder.encode("ab c", " d", EARLIER)
+    assert encoder.counts([("ab c", " d", EARLIER), ("ab c", " d")]) == [
+        len(prompt.input_ids),
+        len(encoder.encode("ab c", " d").input_ids),
+    ]
+    assert encoder.bos_count("ab c", " d", EARLIER) == prompt.bos_count
+    assert encoder.turns("ab c", "", EARLIER)[-3:] == (*EARLIER, ("user", "ab c"))
+
+
+def test_earlier_turns_are_those_of_the_tokenizers_own_template() -> None:
+    tokenizer = byte_tokenizer(template=True, chat=CHAT)
+    messages = [{"role": role, "content": text} for role, text in (*EARLIER, ("user", "ab c"))]
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert PromptEncoder(tokenizer, chat=True).encode("ab c", "", EARLIER).text == expected
+
+
+def test_a_base_model_reads_earlier_turns_with_their_roles() -> None:
+    assert (
+        PromptEncoder(byte_tokenizer()).encode("ab c", "", EARLIER).text
+        == "User: a b\nAssistant: b\nUser: ab c\nAssistant:"
+    )

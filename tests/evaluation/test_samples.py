@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,10 @@ from ropewalk.evaluation.samples import (
     LengthTooShort,
     Sample,
     fitted_samples,
+    prompt_digest,
     sample_random,
 )
-from tests.evaluation.core_cases import CHAT, byte_tokenizer
+from tests.evaluation.core_cases import CHAT, byte_tokenizer, through_json
 
 # What the project's page promises; not taken from the code, which must keep it.
 LEAST_FILL = 0.95
@@ -302,3 +304,27 @@ def test_random_numbers_are_the_same_everywhere_and_another_for_each_sample() ->
         for each in itertools.product((0, 1, 11), ("niah", "vt"), (4096, 14096), (0, 1, 10))
     }
     assert len(drawn) == 36
+
+
+@pytest.mark.parametrize("least", [0.95, 0.99])
+def test_a_task_says_how_full_its_prompts_are(least: float) -> None:
+    def drafts(index: int, units: int) -> Draft:
+        return Draft("a" * (units * (5 + index % 4)), "", ("a",))
+
+    form = Form("ruler", "made", "all", 10, least)
+    fills = [each.fill for each in fitted_samples(form, ENCODER, 2000, 20, at_any_length(drafts))]
+    assert least <= min(fills)
+    assert max(fills) <= 1
+
+
+def test_a_sample_with_earlier_turns_survives_json_and_has_a_digest_of_its_own() -> None:
+    def drafts(index: int, units: int) -> Draft:
+        return Draft("a" * units, "b", ("a",), {"spans": [[0, 1]]}, (("user", "a"), ("assistant", "b")))
+
+    (sample,) = fitted_samples(FORM, ENCODER, 100, 1, at_any_length(drafts))
+    assert Sample.from_json(through_json(sample.to_json())) == sample
+    # The turn's border moves, the characters stay.
+    moved = replace(sample, earlier=(("user", ""), ("assistant", "ab")))
+    assert len({prompt_digest(each) for each in (sample, moved, replace(sample, earlier=()))}) == 3
+    assert sample.whole.startswith("User: a\nAssistant: b\nUser: aaaa")
+    assert sample.whole.endswith("\nAssistant: b")

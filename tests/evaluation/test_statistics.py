@@ -268,3 +268,33 @@ def test_ratio_interval_refuses_what_is_no_sample() -> None:
         ratio_interval([1.0, 2.0], [1.0])
     with pytest.raises(RopewalkError, match="0 or more, got -1"):
         ratio_interval([1.0, 2.0], [1.0, -1.0])
+
+
+SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=12)
+
+
+@given(SCORES)
+def test_samples_with_texts_of_their_own_are_independent(scores: list[float]) -> None:
+    assert score_interval(scores, list(range(len(scores)))) == score_interval(scores)
+
+
+@given(SCORES, st.integers(2, 5))
+def test_questions_about_a_text_that_agree_count_as_one(scores: list[float], questions: int) -> None:
+    repeated = [score for score in scores for _ in range(questions)]
+    texts = [text for text in range(len(scores)) for _ in range(questions)]
+    assert score_interval(repeated, texts) == pytest.approx(score_interval(scores), abs=1e-12)
+
+
+def test_questions_about_a_text_are_covered_like_independent_ones() -> None:
+    draw = np.random.default_rng(0)
+    held = {"texts": 0, "alone": 0}
+    for _ in range(1000):
+        # Each text is easy or hard, and four questions are asked about each.
+        easy = draw.choice([0.1, 0.9], 30)
+        scores = (draw.random((30, 4)) < easy[:, None]).astype(float).ravel()
+        for name, contexts in (("texts", [n // 4 for n in range(120)]), ("alone", None)):
+            low, high = score_interval(scores, contexts)
+            held[name] += low <= 0.5 <= high
+    # 95 % within four standard errors of 1,000 trials; intervals that take questions as independent are too narrow.
+    assert 920 <= held["texts"] <= 980
+    assert held["alone"] < 850

@@ -23,6 +23,7 @@ from ropewalk.evaluation.statistics import (
 from ropewalk.evaluation.tasks.needle import scores_by_depth
 from ropewalk.evaluation.tasks.registry import BY_NAME
 from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, weighted_averages
+from ropewalk.evaluation.tasks.suite import GeneratedSuite
 from ropewalk.io.digests import digest
 
 EFFECTIVE_THRESHOLD = 85.6
@@ -46,7 +47,8 @@ def task_result(
     if not predictions:
         raise RopewalkError("a result needs at least one prediction, got none")
     first = predictions[0]
-    low, high = score_interval([each.score for each in predictions])
+    shared = contexts_of([each.details for each in predictions])
+    low, high = score_interval([each.score for each in predictions], shared)
     tokens = [each.prompt_tokens for each in predictions]
     over = sum(each.fill > 1 for each in predictions)
     unended = sum(bool(each.prediction.strip()) and not each.answer.strip() for each in predictions)
@@ -79,8 +81,36 @@ def task_result(
             **_depths(predictions),
             **details,
         },
-        samples=tuple({"index": each.index, "score": 100 * each.score} for each in predictions),
+        samples=tuple(
+            {"index": each.index, "score": 100 * each.score}
+            | ({} if shared is None else {"context": each.details["context"]})
+            for each in predictions
+        ),
     )
+
+
+def further_results(predictions: Sequence[Prediction], details: Mapping[str, Any]) -> list[TaskResult]:
+    """Results of the same answers by the other metrics of their suite, as tasks named ``task.metric``.
+
+    Args:
+        predictions: those of one task and length.
+        details: facts about the run, as for :func:`task_result`.
+    """
+    suite = BY_NAME.get(predictions[0].suite) if predictions else None
+    others = suite.further.get(predictions[0].metric, ()) if isinstance(suite, GeneratedSuite) else ()
+    found = []
+    for metric in others:
+        scored = [replace(each, metric=metric).scored_again() for each in predictions]
+        named = [replace(each, task=f"{each.task}.{metric}") for each in scored]
+        found.append(task_result(named, {**details, "answers_of": predictions[0].task}))
+    return found
+
+
+def contexts_of(samples: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """The text that each sample is about, from its ``context``; None if samples have texts of their own."""
+    if not all("context" in each for each in samples):
+        return None
+    return [int(each["context"]) for each in samples]
 
 
 def _unended(unended: int, answered: int) -> str:
@@ -329,11 +359,10 @@ def _mean_samples(
         return (), (float(ends[:, 0].mean()), float(ends[:, 1].mean()))
     if "score" in by_index[0][shared[0]]:
         means = [float(np.mean([other[index]["score"] for other in by_index])) for index in shared]
-        low, high = score_interval([each / 100 for each in means])
-        return tuple({"index": i, "score": m} for i, m in zip(shared, means, strict=True)), (
-            100 * low,
-            100 * high,
-        )
+        texts = contexts_of([by_index[0][index] for index in shared])
+        low, high = score_interval([each / 100 for each in means], texts)
+        averaged = tuple({**by_index[0][i], "score": m} for i, m in zip(shared, means, strict=True))
+        return averaged, (100 * low, 100 * high)
     # Perplexities: average the loss of each row over checkpoints.
     # A loss that was not finite is None in a sample and becomes NaN here.
     nats = np.array([[other[index]["nats"] for index in shared] for other in by_index], dtype=np.float64)

@@ -18,6 +18,8 @@ AT_EACH_END = 1000
 """Characters kept of the beginning and of the end of a long prompt."""
 AROUND = 300
 """Characters kept on each side of an expected answer within a long prompt."""
+MOST_PLACES = 8
+"""Most places within a long prompt that are kept."""
 
 
 @dataclass(frozen=True)
@@ -81,29 +83,35 @@ class Prompts:
 
     def add(self, sample: Sample) -> None:
         """Keep parts of a sample's prompt, its answer prefix included."""
-        text = sample.text + sample.answer_prefix
-        self._known[sample.key] = (prompt_parts(text, sample.references), len(text))
+        text = sample.whole
+        spans = sample.details.get("spans", ())
+        self._known[sample.key] = (prompt_parts(text, sample.references, spans), len(text))
 
     def answered(self, predictions: Mapping[SampleKey, Prediction]) -> list[AnsweredSample]:
         """The samples with their predictions, in the order in which they were asked."""
         return [AnsweredSample(predictions[key], *prompt) for key, prompt in self._known.items()]
 
 
-def prompt_parts(text: str, references: Sequence[str]) -> tuple[tuple[int, str], ...]:
+def prompt_parts(
+    text: str, references: Sequence[str], spans: Sequence[Sequence[int]] = ()
+) -> tuple[tuple[int, str], ...]:
     """Parts of a prompt as in :class:`AnsweredSample`.
 
     Args:
         text: the whole prompt.
         references: strings that a correct answer contains.
+        spans: first and last character (exclusive) of what the answer needs, if the task says so.
     """
     wanted = [(0, AT_EACH_END), (len(text) - AT_EACH_END, len(text))]
-    places = [(text.find(each), len(each)) for each in references if each]
-    found = [(place, length) for place, length in places if place >= 0]
-    if found:
+    found = [(start, end - start) for start, end in spans]
+    if not found:
+        places = [(text.find(each), len(each)) for each in references if each]
         # The first place in the text, of whichever reference it is.
-        place, length = min(found)
-        # A long reference, such as a whole sentence, is cut as well.
-        wanted.insert(1, (place - AROUND, place + min(length, AROUND) + AROUND))
+        found = sorted((place, length) for place, length in places if place >= 0)[:1]
+    # A long reference, such as a whole sentence, is cut as well.
+    wanted += [
+        (place - AROUND, place + min(length, AROUND) + AROUND) for place, length in found[:MOST_PLACES]
+    ]
     # In a prompt that is little longer than the parts to keep, they overlap.
     merged: list[tuple[int, int]] = []
     for start, end in sorted((max(0, start), min(len(text), end)) for start, end in wanted):

@@ -38,7 +38,7 @@ class ScoreDifference:
 
     Attributes:
         suite, task, length, unit: as in both results.
-        n: number of samples, the same ones in both results.
+        n: number of samples, the same ones in both results; of samples that share texts, the number of texts.
         score_a, score_b: the scores of A and B.
         difference: ``score_b`` - ``score_a`` in percentage points; for perplexities ``score_b`` / ``score_a`` - 1 in
             percent.
@@ -190,7 +190,11 @@ def paired_samples(a: TaskResult, b: TaskResult) -> _Stratum | str:
     if a.unit == "percent":
         scores = (np.array([each[i]["score"] for i in indices], dtype=np.float64) for each in (in_a, in_b))
         x, y = scores
-        return y - x, np.ones(len(indices))
+        texts = [in_a[i].get("context", i) for i in indices]
+        _, text = np.unique(texts, return_inverse=True)
+        # Questions about one text are one pair; scaled, so that the mean over texts is that over questions.
+        deltas: NDArray[np.float64] = np.bincount(text, weights=y - x).astype(np.float64)
+        return deltas * (len(deltas) / len(indices)), np.ones(len(deltas))
     nats_a, nats_b, tokens_a, tokens_b = (
         np.array([each[i][key] for i in indices], dtype=np.float64)
         for key in ("nats", "tokens")

@@ -79,7 +79,7 @@ class Prediction:
 
     def scored_again(self) -> Prediction:
         """Return the prediction with a score computed anew by its metric."""
-        score = METRICS[self.metric](self.answer, self.references)
+        score = METRICS[self.metric](self.answer, self.references, self.details)
         return Prediction(**{**self.__dict__, "score": score})
 
     def to_json(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def predicted(sample: Sample, answer: Answer, thoughts_opened: bool | None = Non
         answer.text,
         sample.references,
         sample.metric,
-        METRICS[sample.metric](answer_in(answer.text, thoughts_opened), sample.references),
+        METRICS[sample.metric](answer_in(answer.text, thoughts_opened), sample.references, sample.details),
         sample.prompt_tokens,
         sample.bos_count,
         sample.fill,

@@ -15,6 +15,9 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends.protocol import END_OF_THOUGHTS, THOUGHTS
 from ropewalk.evaluation.backends.text_counters import TextCounter, joined_turns
 
+Turns = tuple[tuple[str, str], ...]
+"""Turns of a chat: the role and the text of each."""
+
 FIRST_PROBE = 16
 """Units of the first trial; its token count gives the first estimate of the tokens per unit."""
 
@@ -37,10 +40,25 @@ class Prompt:
     bos_count: int
 
 
+def plain_chat(earlier: Turns, text: str, answer_prefix: str = "") -> str:
+    """A prompt without a chat template. Turns before the text are marked as Google's MRCR marks them.
+
+    Args:
+        earlier: turns before ``text``; mostly none, and then nothing is marked.
+        text: the last turn of the user, or the whole prompt.
+        answer_prefix: beginning of the answer.
+    """
+    if not earlier:
+        return text + answer_prefix
+    marked = "".join(f"{role.capitalize()}: {said}\n" for role, said in (*earlier, ("user", text)))
+    return f"{marked}Assistant: {answer_prefix}".rstrip(" ")
+
+
 class PromptEncoder:
     """Encodes the text of a task as token ids, for base models and chat models.
 
-    A base model reads BOS, the text, and the beginning of the answer. For a chat model, the chat template wraps
+    A base model reads BOS, the text, and the beginning of the answer. Earlier turns stand before the text, see
+    :func:`plain_chat`. For a chat model, the chat template wraps
     the text, and the beginning of the answer opens the assistant's turn. A thinking model opens its turn itself, so the
     beginning of the answer ends the user's turn.
 
@@ -84,9 +102,7 @@ class PromptEncoder:
         self._plain: Any = None
         self._template = chat_template(tokenizer) if chat else None
         # The server's template writes tokens around each turn, and no one here knows which.
-        self._around = 0
-        if counted:
-            self._around = tokenizer.around * (2 if chat and system is not None else 1)
+        self._around = tokenizer.around if counted else 0
         # Rendered once before the work: some templates (Gemma 2's) refuse a system prompt.
         opened = self._template is not None and self._rendered("", "").rstrip().endswith(THOUGHTS)
         # Variables of the user's may turn thinking off, and nobody gives them for that with tokens to think.
@@ -121,40 +137,45 @@ class PromptEncoder:
         turns = self.turns("")
         return self._by_template(turns) != self._by_template(turns, enable_thinking=False)
 
-    def encode(self, text: str, answer_prefix: str = "") -> Prompt:
+    def encode(self, text: str, answer_prefix: str = "", earlier: Turns = ()) -> Prompt:
         """Encode the whole prompt, with one BOS if the tokenizer has one (a chat template writes its own)."""
-        rendered = self._rendered(text, answer_prefix)
+        rendered = self._rendered(text, answer_prefix, earlier)
         # BOS is added by hand below: tokenizers disagree on which special tokens they add, and some add EOS.
         ids = self.tokenizer(rendered, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         bos = self.tokenizer.bos_token_id
         if bos is not None and not self.chat:
             ids = [bos, *ids]
-        if self._around:
+        if around := self._around_turns(earlier):
             # They stand for tokens that only the server writes.
-            return Prompt(rendered, (*(0,) * self._around, *ids), 0)
+            return Prompt(rendered, (*(0,) * around, *ids), 0)
         # Counted and not assumed, because a chat template may write BOS twice or not at all.
         return Prompt(rendered, tuple(ids), 0 if bos is None else sum(each == bos for each in ids))
 
-    def counts(self, pieces: Sequence[tuple[str, str]]) -> list[int]:
-        """Count the tokens of the whole prompt of each (text, answer prefix), on all cores in parallel."""
-        rendered = [self._rendered(text, prefix) for text, prefix in pieces]
+    def counts(self, pieces: Sequence[tuple[str, str] | tuple[str, str, Turns]]) -> list[int]:
+        """Count the tokens of each whole prompt (text, answer prefix, earlier turns), on all cores in parallel."""
+        rendered = [self._rendered(*piece) for piece in pieces]
         # Counts must equal the lengths of encode(), which adds BOS by hand except under a chat template.
-        head = self._around + (0 if self.chat or self.tokenizer.bos_token_id is None else 1)
+        bos = 0 if self.chat or self.tokenizer.bos_token_id is None else 1
+        heads = [bos + self._around_turns(*piece[2:]) for piece in pieces]
         with _all_cores():
             # The fast variant skips offsets, which take as long as the tokens themselves.
             found = self.backend().encode_batch_fast(rendered, add_special_tokens=False)
-        return [head + len(each) for each in found]
+        return [head + len(each) for head, each in zip(heads, found, strict=True)]
 
-    def count(self, text: str, answer_prefix: str = "") -> int:
+    def count(self, text: str, answer_prefix: str = "", earlier: Turns = ()) -> int:
         """Count the tokens of one whole prompt."""
-        return self.counts([(text, answer_prefix)])[0]
+        return self.counts([(text, answer_prefix, earlier)])[0]
 
-    def bos_count(self, text: str, answer_prefix: str = "") -> int:
+    def _around_turns(self, earlier: Turns = ()) -> int:
+        """Tokens that the server's template writes around the texts of a prompt, where it alone knows them."""
+        return self._around * (1 + len(earlier) + (self.chat and self.system is not None))
+
+    def bos_count(self, text: str, answer_prefix: str = "", earlier: Turns = ()) -> int:
         """Count the BOS tokens of the whole prompt by its text: only the literal BOS string becomes a BOS token."""
         bos = self.tokenizer.bos_token
         if bos is None or self._around:
             return 0
-        return self._rendered(text, answer_prefix).count(bos) + (not self.chat)
+        return self._rendered(text, answer_prefix, earlier).count(bos) + (not self.chat)
 
     def check_alphabet(self) -> None:
         """Check that the tokenizer can represent the characters of the benchmarks' prompts and answers.
@@ -187,15 +208,16 @@ class PromptEncoder:
             self._plain.no_padding()
         return self._plain
 
-    def _rendered(self, text: str, answer_prefix: str) -> str:
+    def _rendered(self, text: str, answer_prefix: str, earlier: Turns = ()) -> str:
         if not self.chat:
-            return text + answer_prefix
+            return plain_chat(earlier, text, answer_prefix)
+        turns = self.turns(text, answer_prefix, earlier)
         if self._template is None:
-            return joined_turns(self.turns(text, answer_prefix))
-        opened = self._by_template(self.turns(text, answer_prefix), enable_thinking=self.thinking > 0)
+            return joined_turns(turns)
+        opened = self._by_template(turns, enable_thinking=self.thinking > 0)
         return opened if self._prefix_in_turn else opened + answer_prefix
 
-    def _by_template(self, turns: tuple[tuple[str, str], ...], **variables: bool) -> str:
+    def _by_template(self, turns: Turns, **variables: bool) -> str:
         """The turns, and the beginning of an answer, as the chat template writes them."""
         assert self._template is not None
         messages = [{"role": role, "content": content} for role, content in turns]
@@ -215,10 +237,10 @@ class PromptEncoder:
         """Whether the beginning of the answer ends the user's turn, because the assistant's cannot be begun."""
         return self.thinking > 0 or self.as_turns
 
-    def turns(self, text: str, answer_prefix: str = "") -> tuple[tuple[str, str], ...]:
+    def turns(self, text: str, answer_prefix: str = "", earlier: Turns = ()) -> Turns:
         """A prompt of a chat as roles and texts."""
         asked = ("user", text + answer_prefix if self._prefix_in_turn else text)
-        return (asked,) if self.system is None else (("system", self.system), asked)
+        return (*(() if self.system is None else (("system", self.system),)), *earlier, asked)
 
 
 def answer_in(text: str, thoughts_opened: bool | None) -> str:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.prompt import FIRST_PROBE, PromptEncoder
+from ropewalk.evaluation.prompt import FIRST_PROBE, PromptEncoder, Turns, plain_chat
 
-Metric = Callable[[str, Sequence[str]], float]
-"""Maps an answer and its references to a score from 0 to 1."""
+Metric = Callable[[str, Sequence[str], Mapping[str, Any]], float]
+"""Maps an answer, its references and the details of its sample to a score from 0 to 1."""
+
+NO_DETAILS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,10 @@ class Sample:
         max_new_tokens: maximum number of tokens of the answer.
         prompt_tokens: tokens of the whole prompt, including special tokens and answer prefix.
         bos_count: number of BOS tokens in the prompt.
-        details: facts about this sample, JSON values, such as the depth of a needle.
+        details: facts about this sample, JSON values, such as the depth of a needle. Two have a meaning for all tasks:
+            ``context`` is the number of a text that several samples share, which are then not independent, and
+            ``spans`` lists the first and last character (exclusive) of what the answer needs, in :attr:`whole`.
+        earlier: turns of a chat before ``text``; mostly none.
     """
 
     suite: str
@@ -48,6 +53,12 @@ class Sample:
     prompt_tokens: int
     bos_count: int
     details: Mapping[str, Any] = field(default_factory=dict)
+    earlier: Turns = ()
+
+    @property
+    def whole(self) -> str:
+        """The prompt as people read it: all turns, and the answer prefix."""
+        return plain_chat(self.earlier, self.text, self.answer_prefix)
 
     @property
     def key(self) -> tuple[str, str, int, int]:
@@ -62,12 +73,15 @@ class Sample:
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""
         # Not asdict: it deep-copies every value, which is slow for prompts of a million tokens.
-        return {**self.__dict__, "references": list(self.references), "details": dict(self.details)}
+        values = {**self.__dict__, "references": list(self.references), "details": dict(self.details)}
+        values["earlier"] = [list(turn) for turn in self.earlier]
+        return values
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Sample:
         """Rebuild a sample from the output of :meth:`to_json`."""
-        return cls(**{**value, "references": tuple(value["references"])})
+        earlier = tuple((role, text) for role, text in value.get("earlier", ()))
+        return cls(**{**value, "references": tuple(value["references"]), "earlier": earlier})
 
 
 class Task(Protocol):
@@ -103,7 +117,8 @@ class Task(Protocol):
 
 
 LEAST_FILL = 0.95
-"""Minimum share of the length that prompt and answer occupy, if the units are small enough."""
+"""Minimum share of the length that prompt and answer occupy, if the units are small enough and a task asks for no
+other."""
 
 BATCH_TOKENS = 1 << 20
 """Maximum number of prompt tokens that are generated and counted together."""
@@ -144,6 +159,12 @@ class Draft:
     answer_prefix: str
     references: tuple[str, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
+    earlier: Turns = ()
+
+    @property
+    def asked(self) -> tuple[str, str, Turns]:
+        """What :meth:`PromptEncoder.counts` counts."""
+        return self.text, self.answer_prefix, self.earlier
 
 
 Drafts = Callable[[int, int], Draft]
@@ -152,12 +173,16 @@ Drafts = Callable[[int, int], Draft]
 
 @dataclass(frozen=True)
 class Form:
-    """Fields that all samples of a task share; they have the meaning of those of :class:`Sample`."""
+    """Fields that all samples of a task share; they have the meaning of those of :class:`Sample`.
+
+    ``least_fill`` is the share of the length from which on a sample counts as full.
+    """
 
     suite: str
     task: str
     metric: str
     max_new_tokens: int
+    least_fill: float = LEAST_FILL
 
     def sample(self, encoder: PromptEncoder, length: int, index: int, draft: Draft, tokens: int) -> Sample:
         """Build the sample with this index from a draft with this number of tokens."""
@@ -172,8 +197,9 @@ class Form:
             self.metric,
             self.max_new_tokens,
             tokens,
-            encoder.bos_count(draft.text, draft.answer_prefix),
+            encoder.bos_count(*draft.asked),
             draft.details,
+            draft.earlier,
         )
 
 
@@ -267,7 +293,9 @@ def _batches(
             _Trial(index, fewest, least[index], fewest, fewest + _room(budget - least[index], unit))
             for index in indices
         ]
-        for trial, draft, tokens in _fitted(encoder, budget, length, trials, drafts):
+        # Tokens that may stay free.
+        slack = (1 - form.least_fill) * length
+        for trial, draft, tokens in _fitted(encoder, budget, slack, trials, drafts):
             yield form.sample(encoder, length, trial.index, draft, tokens)
 
 
@@ -311,7 +339,7 @@ _Counted = tuple[_Trial, Draft, int]
 
 
 def _fitted(
-    encoder: PromptEncoder, budget: int, length: int, trials: Sequence[_Trial], drafts: Drafts
+    encoder: PromptEncoder, budget: int, slack: float, trials: Sequence[_Trial], drafts: Drafts
 ) -> list[_Counted]:
     """Return each sample with a number of units that fits; only samples that change are counted again."""
     done: dict[int, _Counted] = {}
@@ -337,7 +365,7 @@ def _fitted(
             trial.most_that_fit = trial.units
             done[trial.index] = trial, draft, tokens
             more = min(trial.units + max(int((budget - tokens) / unit), 1), trial.least_too_many - 1)
-            if budget - tokens > (1 - LEAST_FILL) * length and grew and more > trial.units:
+            if budget - tokens > slack and grew and more > trial.units:
                 trial.units = int(more)
                 rest.append(trial)
         open_trials = rest
@@ -345,7 +373,7 @@ def _fitted(
 
 
 def _counts(encoder: PromptEncoder, drafts: Sequence[Draft]) -> list[int]:
-    return encoder.counts([(draft.text, draft.answer_prefix) for draft in drafts])
+    return encoder.counts([draft.asked for draft in drafts])
 
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -359,26 +387,34 @@ def clean_prediction(text: str) -> str:
     return _CONTROL.sub("\n", text.strip()).strip()
 
 
-def share_of_references(prediction: str, references: Sequence[str]) -> float:
+def share_of_references(
+    prediction: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS
+) -> float:
     """Return the share of references that the answer contains, ignoring case (RULER's ``all``)."""
     answer = clean_prediction(prediction).lower()
     return sum(reference.lower() in answer for reference in references) / len(references)
 
 
-def any_reference(prediction: str, references: Sequence[str]) -> float:
+def any_reference(
+    prediction: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS
+) -> float:
     """Return 1 if the answer contains any reference, ignoring case, else 0 (RULER's ``part``)."""
     answer = clean_prediction(prediction).lower()
     return float(any(reference.lower() in answer for reference in references))
 
 
-def first_integer(prediction: str, references: Sequence[str]) -> float:
+def first_integer(
+    prediction: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS
+) -> float:
     """Return 1 if the first integer of the answer is the reference, else 0 (passkey, LongEval of base models)."""
     # Not \d, which matches digits of every script.
     found = re.search(r"[0-9]+", prediction)
     return float(found is not None and _same_integer(found[0], references[0]))
 
 
-def last_integer(prediction: str, references: Sequence[str]) -> float:
+def last_integer(
+    prediction: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS
+) -> float:
     """Return 1 if the last integer of the answer is the reference, else 0 (LongEval of chat models)."""
     found = re.findall(r"[0-9]+", prediction)
     return float(bool(found) and _same_integer(found[-1], references[0]))
@@ -391,6 +427,7 @@ def _same_integer(answer: str, reference: str) -> bool:
 
 def prompt_digest(sample: Sample) -> str:
     """Return the SHA-256 digest of the prompt's text and answer prefix."""
-    # The length keeps the border: moving characters from the text to the prefix gives another digest.
-    parts = f"{len(sample.text)}:{sample.text}{sample.answer_prefix}"
+    # The lengths keep the borders: moving characters from the text to the prefix gives another digest.
+    turns = "".join(f"{role}:{len(text)}:{text}" for role, text in sample.earlier)
+    parts = f"{turns}{len(sample.text)}:{sample.text}{sample.answer_prefix}"
     return hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()

@@ -59,28 +59,39 @@ def wilson_interval(successes: float, n: float) -> Interval:
     return low, high
 
 
-def score_interval(scores: ArrayLike) -> Interval:
-    """Compute the 95 % interval of the mean of independent scores from 0 to 1.
+def score_interval(scores: ArrayLike, contexts: Sequence[int] | None = None) -> Interval:
+    """Compute the 95 % interval of the mean of scores from 0 to 1.
 
     This is Wilson's interval on an effective number of samples. Scores of 0 and 1 get exactly Wilson's interval.
     Other scores vary less than a proportion of the same mean, so they count as the number of correct and wrong
     answers whose mean has the same variance. ``PSEUDO_SCORES`` is added to the variance, so that the interval of
     samples with equal scores does not collapse to a point.
 
+    Questions about the same text are right or wrong together. If ``contexts`` says which text each is about, the texts
+    are the independent samples, and the variance of the mean is that between texts (a cluster-robust variance): k
+    questions about each of g texts count as g samples if the answers about a text agree, and as up to k g if they do
+    not depend on the text.
+
     Args:
         scores: ``[n]``.
+        contexts: number of the text of each score, ``[n]``; None if the scores are independent.
 
     Returns:
         (low, high) within [0, 1]; (NaN, NaN) for no scores.
 
     Raises:
         RopewalkError: if a score is not within 0 to 1.
+
+    Source: Miller, Adding Error Bars to Evals, arXiv:2411.00640, section 2.2.
     """
     values = _scores(scores)
     if not len(values):
         return NO_INTERVAL
     mean = float(np.clip(values.mean(), 0, 1))
-    n = _effective_number(mean, float(values.var()) / len(values), len(values))
+    _, texts = np.unique(np.arange(len(values)) if contexts is None else contexts, return_inverse=True)
+    residuals = np.bincount(texts, weights=values - values.mean())
+    variance = float(np.square(residuals).sum()) / len(values) ** 2
+    n = _effective_number(mean, variance, len(residuals))
     return wilson_interval(min(mean * n, n), n)
 
 

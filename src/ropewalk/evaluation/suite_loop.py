@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.aggregate import task_result
+from ropewalk.evaluation.aggregate import further_results, task_result
 from ropewalk.evaluation.backends.protocol import HasContext, Progress, ReportsTokens
 from ropewalk.evaluation.backends.text_counters import WordCounter
 from ropewalk.evaluation.model_under_test import ModelUnderTest
@@ -269,8 +269,8 @@ def encoder_for(under_test: ModelUnderTest, settings: BenchmarkSettings, task: T
         sample = next(iter(samples))
         assert isinstance(under_test.backend, ReportsTokens)
         read = under_test.backend.tokens_read(
-            encoder.encode(sample.text, sample.answer_prefix).text,
-            encoder.turns(sample.text, sample.answer_prefix),
+            encoder.encode(sample.text, sample.answer_prefix, sample.earlier).text,
+            encoder.turns(sample.text, sample.answer_prefix, sample.earlier),
         )
         counter.by_task[key] = counter.scaled(sample.prompt_tokens, read)
     return encoder_of(replace(under_test, tokenizer=counter.by_task[key]), settings)
@@ -331,15 +331,16 @@ class _SuiteLoop:
             measure = self._forced if name == TEACHER_FORCED else self._generation
             encoder = encoder_for(self.under_test, self.settings, task)
             lengths = suite.lengths_at(task, self.settings, encoder)
-            results += [measure(suite, task, length, encoder) for length in lengths]
+            for length in lengths:
+                results += measure(suite, task, length, encoder)
         return results if suite.mean is None else [*results, *suite.mean(results, names)]
 
     def _generation(
         self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder
-    ) -> TaskResult:
+    ) -> list[TaskResult]:
         reason = task.unavailable()
         if reason is not None:
-            return TaskResult.not_run(suite.name, task.name, length, reason)
+            return [TaskResult.not_run(suite.name, task.name, length, reason)]
         count, seed, thinking = suite.samples_of(self.settings), self.settings.seed, encoder.thinking
         if self.progress is not None:
             self.progress(f"preparing prompts: {_titled(suite.name, task.name, length)}", 0, count)
@@ -358,22 +359,25 @@ class _SuiteLoop:
         rejected = self.stores.predictions.rejected_of(suite.name, task.name, length)
         if not predictions:
             # The other tasks and lengths are measured: their prompts may be accepted.
-            return TaskResult.not_run(suite.name, task.name, length, _all_rejected(rejected))
+            return [TaskResult.not_run(suite.name, task.name, length, _all_rejected(rejected))]
         counter = encoder.tokenizer
         estimate = {"tokens_per_piece": counter.tokens_per_piece} if isinstance(counter, WordCounter) else {}
-        return task_result(predictions, {**task.settings(), **self._beyond(length), **estimate}, rejected)
+        details = {**task.settings(), **self._beyond(length), **estimate}
+        return [task_result(predictions, details, rejected), *further_results(predictions, details)]
 
-    def _forced(self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder) -> TaskResult:
+    def _forced(
+        self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder
+    ) -> list[TaskResult]:
         reason = task.unavailable()
         if self.under_test.likelihoods is None:
             reason = "a server does not return the most likely tokens of a given text; measure the checkpoint itself"
         if reason is not None:
-            return TaskResult.not_run(suite.name, TEACHER_FORCED, length, reason)
+            return [TaskResult.not_run(suite.name, TEACHER_FORCED, length, reason)]
         count, seed = suite.samples_of(self.settings), self.settings.seed
         samples = cached_samples(task, encoder, length, count, seed, self.stores.samples)
         # If the suite's own tasks generate answers, the results must say that this one did not.
         scoring = {} if suite.teacher_forced else {"scored": "teacher-forced"}
-        return self._kept(
+        forced = self._kept(
             (suite.name, TEACHER_FORCED, length),
             lambda: teacher_forced_result(
                 self.under_test,
@@ -384,6 +388,7 @@ class _SuiteLoop:
                 suite.figure == "by depth",
             ),
         )
+        return [forced]
 
     def _likelihood(self, suite: LikelihoodSuite, task: str, length: int) -> TaskResult:
         if self.under_test.likelihoods is None:

@@ -127,7 +127,7 @@ def _group(
 
 
 def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:
-    prompt = encoder.encode(sample.text, sample.answer_prefix)
+    prompt = encoder.encode(sample.text, sample.answer_prefix, sample.earlier)
     if (len(prompt.input_ids), prompt.bos_count) != (sample.prompt_tokens, sample.bos_count):
         raise RopewalkError(
             f"sample {sample.index} of {sample.task} has {len(prompt.input_ids)} tokens ({prompt.bos_count} of them "
@@ -138,6 +138,7 @@ def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:
     room = max(sample.length, len(prompt.input_ids) + sample.max_new_tokens)
     if not encoder.as_turns:
         return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room, text=prompt.text)
-    turns = encoder.turns(sample.text, sample.answer_prefix)
-    content = len(prompt.input_ids) - encoder.count("")
+    turns = encoder.turns(sample.text, sample.answer_prefix, sample.earlier)
+    # The template writes as many tokens around empty turns.
+    content = len(prompt.input_ids) - encoder.count("", "", tuple((role, "") for role, _ in sample.earlier))
     return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room, turns, content)

@@ -191,6 +191,7 @@ class GeneratedSuite(Suite):
         mean: returns summary results, given the results and the names of the requested tasks.
         without_lengths: returns whether the suite can run without lengths; if not set, it cannot.
         sharing: returns the number of tasks or depths whose mean is the score; if not set, each task has its own.
+        further: other metrics that score the same answers, by the metric of the samples; their results stand beside.
     """
 
     tasks: Callable[[BenchmarkSettings], Mapping[str, Task]]
@@ -200,6 +201,7 @@ class GeneratedSuite(Suite):
     mean: Callable[[Sequence[TaskResult], Sequence[str]], list[TaskResult]] | None = None
     without_lengths: Callable[[BenchmarkSettings], bool] | None = None
     sharing: Callable[[BenchmarkSettings], int] | None = None
+    further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def samples_of(self, settings: BenchmarkSettings) -> int:
         """Return the number of prompts per task and length, in a grid of depths per depth and length."""
