@@ -379,6 +379,6 @@ def test_questions_about_one_text_are_one_pair() -> None:
         ]
         return percent_result([value for value in values for _ in range(times)], samples=tuple(samples))
 
-    one, four = (compare(*(repeated(each, times) for each in scores))[0] for times in (1, 4))
+    one, four = (compare(*([repeated(each, times)] for each in scores))[0] for times in (1, 4))
     assert replace(one, n=0) == replace(four, n=0)
     assert one.difference == pytest.approx(100 / 3)
