@@ -12,7 +12,7 @@ import pytest
 
 from ropewalk.cli import app as program
 from ropewalk.io.lengths import parse_length
-from ropewalk.rope import Default, Llama3, scaled_theta
+from ropewalk.rope import Cope, Default, Llama3, replace_methods, scaled_theta
 from ropewalk.rope.theory import SEARCH_LIMIT, context_bound
 from tests.checkpoint_cases import CASES, path_of
 from tests.places import SHARED
@@ -190,6 +190,23 @@ def test_frequencies_are_those_of_the_longest_input(
     assert said["methods"][0]["inv_freq"] == [0.5, 0.0025]
     assert run(path) == 0
     assert "2 factors, 2 to 4" in capsys.readouterr().out
+
+
+def test_a_cope_checkpoint_is_recognised_and_its_still_pair_has_no_period(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {**LLAMA_3_1, "max_position_embeddings": 65536}
+    path = written(tmp_path, replace_methods(config, Cope(128, 1e7, 20, 65536)))
+    assert run(path, "--json") == 0
+    (method,) = json.loads(capsys.readouterr().out)["methods"]
+    assert method["name"] == "cope"
+    assert method["parameters"] == {"clipped": 20, "original_max_position_embeddings": 65536}
+    assert method["inv_freq"][-1] == 0
+    assert method["longest_wavelength"] == pytest.approx(2 * math.pi / method["inv_freq"][-2])
+    assert run(path) == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "cope: the 20 slowest pairs clipped, the slowest of all does not rotate" in text
+    assert "128 of 128; 1 of 64 pairs does not rotate" in text
 
 
 def test_hub_id_is_read_through_its_config(

@@ -6,7 +6,7 @@ import yaml
 from ropewalk.errors import RopewalkError
 from ropewalk.planning import advise, plan_stages, recipe_stages
 from ropewalk.planning.stages import kept_stages
-from ropewalk.rope import Default, Yarn, bound_at, method_for_target
+from ropewalk.rope import Cope, Default, Yarn, bound_at, method_for_target
 from ropewalk.rope.theory import recommended_theta
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage_rope.decide import bounds_of
@@ -96,3 +96,15 @@ def test_a_base_that_stays_in_the_end_stays_on_the_way() -> None:
     assert [stage.recipe_method for stage in stages] == ["theta", "theta"]
     raised = plan_stages(Default(128, 1e9), 131072, 524288)
     assert raised[-1].method.rope_theta > 1e9
+
+
+def test_a_plan_by_cope_names_the_method_and_a_cope_checkpoint_keeps_it() -> None:
+    (stage,) = plan_stages(LLAMA_3, 8192, 65536, "cope")
+    assert (stage.method, stage.recipe_method) == (Cope(128, 5e5, 20, 65536), "cope")
+    assert "cope with base 500,000 from the rule cope" in stage.reason
+    assert "rope: {method: cope}" in recipe_stages([stage])
+    clipped = Cope(128, 1e7, 12, 65536)
+    assert plan_stages(clipped, 65536, 131072)[-1].method == Cope(128, 1e7, 12, 131072)
+    advice = advise(clipped, 65536, 131072)
+    assert advice.action == "Keep cope (base 10,000,000) and train at 131,072 tokens."
+    assert advice.reasons[0] == "The checkpoint was trained with cope scaling, so it keeps cope."

@@ -14,10 +14,11 @@ from ropewalk.compatibility.reader import (
     RefusedConfigError,
     UnreadConfigError,
     refuse_unknown,
+    stated_methods,
 )
 from ropewalk.compatibility.vllm import KNOWN
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import LongRope, RopeMethod, Yarn, methods_from_config
+from ropewalk.rope import LongRope, RopeMethod, Yarn
 from ropewalk.rope.methods.base import ORIGINAL
 from ropewalk.rope.methods.longrope import longrope_attention_factor
 
@@ -68,7 +69,7 @@ def _method(checkpoint: Checkpoint, theta: float, scaling: Mapping[str, Any]) ->
     dropped = ("rope_parameters", "rope_scaling", "rope_local_base_freq", ORIGINAL)
     known = {key: value for key, value in checkpoint.completed.items() if key not in dropped}
     try:
-        (method,) = methods_from_config(known | {"rope_theta": theta, "rope_scaling": dict(scaling)}).values()
+        (method,) = stated_methods(known | {"rope_theta": theta, "rope_scaling": dict(scaling)}).values()
     except RopewalkError as error:
         raise RefusedConfigError(str(error)) from error
     return method

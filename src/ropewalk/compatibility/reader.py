@@ -47,7 +47,7 @@ class Checkpoint:
 
     def methods(self) -> Methods:
         """The methods that transformers 5 computes, which are the model's own."""
-        return methods_from_config(self.completed)
+        return stated_methods(self.completed)
 
     def method(self) -> RopeMethod:
         """The one method of all layers.
@@ -97,6 +97,11 @@ class Reader:
     def fixed(self) -> bool:
         """Whether the frequencies are the same for every input."""
         return self.chooses == "start"
+
+
+def stated_methods(config: Config) -> Methods:
+    """The methods of a config as the types that it names: CoPE as longrope."""
+    return {layer_type: method.as_written() for layer_type, method in methods_from_config(config).items()}
 
 
 def refuse_unknown(methods: Methods, known: tuple[type[RopeMethod], ...]) -> None:

@@ -9,6 +9,7 @@ from ropewalk.compatibility.reader import (
     RefusedConfigError,
     UnreadConfigError,
     refuse_unknown,
+    stated_methods,
 )
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import (
@@ -19,7 +20,6 @@ from ropewalk.rope import (
     LongRope,
     Proportional,
     Yarn,
-    methods_from_config,
 )
 from ropewalk.rope.methods.base import ORIGINAL, PARTIAL
 
@@ -104,7 +104,7 @@ def _by_layer(checkpoint: Checkpoint) -> Methods:
 
 def _computed(known: dict[str, object]) -> Methods:
     try:
-        return methods_from_config(known)
+        return stated_methods(known)
     except RopewalkError as error:
         raise RefusedConfigError(str(error)) from error
 

@@ -62,8 +62,8 @@ TRAINED_LENGTH = "Context length in tokens that the checkpoint was trained at, s
 """Description of a setting that is the trained length."""
 
 ROPE_SETTINGS = (
-    "linear, yarn, llama3, ntk, ntk or yarn with a critical pair (ntk-rcd=30, yarn-rcd=30), a base (theta=5e6), or a "
-    "rule that `ropewalk rope theta --help` lists"
+    "linear, yarn, llama3, cope, ntk, ntk or yarn with a critical pair (ntk-rcd=30, yarn-rcd=30), a base (theta=5e6), "
+    "or a rule that `ropewalk rope theta --help` lists"
 )
 """RoPE settings that a setting names, for its description."""
 

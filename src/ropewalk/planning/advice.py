@@ -337,8 +337,7 @@ def _no_argument(chosen: Setting, current: RopeMethod, head_dim: int | None) -> 
 def _own_method(own: Setting, current: RopeMethod, target_length: int, head_dim: int | None) -> list[str]:
     assert own.method is not None
     why = [
-        f"The checkpoint was trained with {own.rule} scaling, so it keeps {own.rule} and gets a larger "
-        f"factor{_counted(own.method, current)}."
+        f"The checkpoint was trained with {own.rule} scaling, so it keeps {own.rule}{_counted(own.method, current)}."
     ]
     if isinstance(current, Yarn) and current.attention_factor == 1:
         why.append(
@@ -359,7 +358,7 @@ def _counted(method: RopeMethod, current: RopeMethod) -> str:
     factor = getattr(method, "factor", None)
     if factor is None:
         return ""
-    text = f": {factor:g} instead of {getattr(current, 'factor', 1):g}"
+    text = f" and gets a larger factor: {factor:g} instead of {getattr(current, 'factor', 1):g}"
     if method.extended_length() is not None:
         text += f", both relative to the original {getattr(method, ORIGINAL):,} tokens"
     before, after = current.frequencies().attention_factor, method.frequencies().attention_factor
@@ -431,12 +430,14 @@ def _setting_action(
     if chosen.rule == CURRENT:
         return f"Keep rope_theta at {chosen.method.rope_theta:,.0f}, and {training}"
     method = chosen.method
+    factor = getattr(method, "factor", None)
     if isinstance(method, Default):
         what = f"Set rope_theta to {method.rope_theta:,.0f}"
+    elif factor is None:
+        # Only a checkpoint's own method is recommended without a factor.
+        what = f"Keep {method.name} (base {method.rope_theta:,.0f})"
     else:
-        what = (
-            f"Set {method.name} with factor {getattr(method, 'factor', 1):g} (base {method.rope_theta:,.0f})"
-        )
+        what = f"Set {method.name} with factor {factor:g} (base {method.rope_theta:,.0f})"
     return f"{what}{' in the last stage,' if len(contexts) > 1 else ''} and {training}"
 
 

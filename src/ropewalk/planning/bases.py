@@ -300,6 +300,7 @@ def frequencies_for(config: FrequenciesSettings) -> FrequenciesResult:
         CRITICAL_PAIR: config.critical_pair,
         "short_factor": short,
         "long_factor": long,
+        "clipped": config.clipped,
     }
     given = {key: value for key, value in parameters.items() if value is not None}
     if name == DynamicNtk.name:

@@ -129,7 +129,7 @@ class FrequenciesSettings(ExtendedRope):
 
     method: str = Field(
         description="RoPE method: default (unchanged), theta (the base that `ropewalk rope theta` recommends for the "
-        "target length), linear (position interpolation), ntk, dynamic (dynamic NTK), yarn, llama3 or longrope."
+        "target length), linear (position interpolation), ntk, dynamic (dynamic NTK), yarn, llama3, longrope or cope."
     )
     factor: float | None = Field(
         default=None,
@@ -146,4 +146,9 @@ class FrequenciesSettings(ExtendedRope):
         default=None,
         description="JSON file with the lists short_factor and long_factor of longrope, one number per pair of "
         "dimensions. Required for longrope.",
+    )
+    clipped: int | None = Field(
+        default=None,
+        description="Number of slowest pairs whose frequencies cope lowers, that of the last one to 0. Default: 20 of "
+        "64 pairs, or the same share, rounded.",
     )

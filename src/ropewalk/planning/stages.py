@@ -45,10 +45,11 @@ class PlannedStage:
         """The value beside the method in a recipe, with a comma before it; empty if the method has none."""
         if self.recipe_method == "theta":
             return f", rope_theta: {self.method.rope_theta:.10g}"
-        if self.recipe_method == KEPT:
+        factor = getattr(self.method, "factor", None)
+        if factor is None or self.recipe_method == KEPT:
             return ""
         at_pair = "" if self.critical_pair is None else f", {CRITICAL_PAIR}: {self.critical_pair}"
-        return f", factor: {self.method.factor!r}{at_pair}"  # type: ignore[attr-defined]
+        return f", factor: {factor!r}{at_pair}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; ``method`` is the value of ``rope.method`` in the recipe."""
@@ -172,7 +173,8 @@ def _reason(rule: str, method: RopeMethod, before: int, context: int, bound: int
         if rule.startswith(YARN_AT):
             set_to += f", its ramp ending at pair {pair_of(rule)}"
     else:
-        set_to = f"base {method.rope_theta:,.0f} from the rule {rule}"
+        what = "base" if isinstance(method, Default) else f"{method.name} with base"
+        set_to = f"{what} {method.rope_theta:,.0f} from the rule {rule}"
     enough = "covers" if bound >= context else "does not cover"
     return (
         f"{_longer(before, context)}; {set_to}; the context bound of {tokens_text(bound)} {enough} the stage"

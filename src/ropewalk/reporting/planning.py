@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +17,10 @@ from ropewalk.planning.stages import recipe_stages
 from ropewalk.reporting.compatibility import readers_parts
 from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.rope import periods_figure
+from ropewalk.reporting.rope import turning_periods
 from ropewalk.reporting.tables import Part
-from ropewalk.rope import RopeMethod
+from ropewalk.rope import Cope, RopeMethod
+from ropewalk.rope.methods.longrope import NO_ROTATION
 
 BOUND = (
     "the largest L with B(m) = Σ cos(m·θ_i) ≥ 0 for all integers 0 ≤ m ≤ L",
@@ -67,19 +68,11 @@ def inspection_figure(result: InspectResult) -> Figure:
     config, advice = result.config, result.advice
     trained = config.trained_length
     target = trained if advice is None else advice.target_length
-    series = {"as trained": _periods(config.full_attention_rope, trained)}
+    series = {"as trained": turning_periods(config.full_attention_rope, trained)}
     if advice is not None and advice.chosen is not None and advice.chosen.method is not None:
         name = f"recommended for the target ({advice.chosen.rule})"
-        series[name] = _periods(advice.chosen.method, target)
+        series[name] = turning_periods(advice.chosen.method, target)
     return periods_figure(series, trained, target, f"{config.model}: period of each rotary pair")
-
-
-def _periods(method: RopeMethod, length: int) -> np.ndarray:
-    """Periods in tokens of the pairs that turn."""
-    inv_freq = method.frequencies(length).inv_freq
-    # Some methods give the slowest pairs a frequency of 0, which has no period.
-    periods: np.ndarray = 2 * np.pi / inv_freq[inv_freq > 0].numpy()
-    return periods
 
 
 def describe_plan(result: PlanResult, config: PlanSettings) -> Iterator[Part]:
@@ -235,6 +228,8 @@ def _setting_text(method: RopeMethod) -> str:
     factor = getattr(method, "factor", None)
     if factor is not None:
         return f"{method.name}, factor {factor:g}, base {method.rope_theta:,.10g}"
+    if isinstance(method, Cope):
+        return f"{method.name}, {method.clipped} pairs clipped, base {method.rope_theta:,.10g}"
     return f"rope_theta {method.rope_theta:,.10g}"
 
 
@@ -250,7 +245,8 @@ def _summary(value: object) -> str:
     """Format a config value in a few characters."""
     # A LongRoPE list has one number per pair, too many for a cell.
     if isinstance(value, tuple):
-        return f"{len(value)} factors, {min(value):g} to {max(value):g}"
+        turning = [factor for factor in value if factor < NO_ROTATION]
+        return f"{len(value)} factors" + (f", {min(turning):g} to {max(turning):g}" if turning else "")
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -294,12 +290,15 @@ def _rows(description: Mapping[str, Any], said: str) -> list[tuple[str, str]]:
 def _method_rows(method: Mapping[str, Any], head_dim: int) -> list[tuple[str, str]]:
     layers = [] if method["layer_type"] is None else [("layers of type", method["layer_type"])]
     parameters = [(key, _summary(value)) for key, value in method["parameters"].items() if value is not None]
+    name = method["name"]
+    if name == Cope.name:
+        name += f": the {method['parameters']['clipped']} slowest pairs clipped, the slowest of all does not rotate"
     shortest, longest = method["shortest_wavelength"], method["longest_wavelength"]
     return [
         *layers,
-        ("RoPE method", method["name"]),
+        ("RoPE method", name),
         ("rope_theta", f"{method['rope_theta']:.10g}"),
-        ("rotary_dim", f"{method['rotary_dim']} of {head_dim}"),
+        ("rotary_dim", f"{method['rotary_dim']} of {head_dim}{_standing(method['inv_freq'])}"),
         *parameters,
         ("attention_factor", f"{method['attention_factor']:g}"),
         ("wavelengths", f"{shortest:,.1f} to {longest:,.0f} tokens"),
@@ -307,6 +306,14 @@ def _method_rows(method: Mapping[str, Any], head_dim: int) -> list[tuple[str, st
         ("context bound", f"{method['context_bound']:,} tokens"),
         ("inv_freq as loaded", _loaded_text(method["loaded"])),
     ]
+
+
+def _standing(inv_freq: Sequence[float]) -> str:
+    """How many pairs do not rotate, to follow the number of rotary dimensions; empty if all do."""
+    still = sum(not theta for theta in inv_freq)
+    if not still:
+        return ""
+    return f"; {still} of {len(inv_freq)} pairs {'does' if still == 1 else 'do'} not rotate"
 
 
 def _critical_text(method: Mapping[str, Any]) -> str:

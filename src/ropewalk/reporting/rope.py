@@ -24,6 +24,7 @@ from ropewalk.reporting.figures.rope import (
 )
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import Part, ResultTable, interval
+from ropewalk.rope import RopeMethod
 from ropewalk.rope.theory import (
     SEARCH_LIMIT,
     FeasibleBases,
@@ -42,6 +43,8 @@ LISTED = 12
 """Largest number of intervals of feasible bases in a table."""
 
 
+STANDS = "does not rotate"
+"""Instead of the period of a pair whose frequency is 0."""
 CAVEAT = (
     "A low loss before training shows which setting disturbs the model least. It does not show which one is best after "
     "training, or whether the model retrieves distant tokens."
@@ -204,16 +207,25 @@ def describe_frequencies(result: FrequenciesResult) -> Iterator[Part]:
         table.add_column(column, justify="right")
     for pair, theta in enumerate(inv_freq.tolist()):
         turns = (f"{length * theta / (2 * math.pi):,.3g}" for length in (trained, target))
-        table.add_row(str(pair), f"{theta:.9g}", f"{2 * math.pi / theta:,.6g}", *turns)
+        period = f"{2 * math.pi / theta:,.6g}" if theta else STANDS
+        table.add_row(str(pair), f"{theta:.9g}", period, *turns)
     yield table
+
+
+def turning_periods(method: RopeMethod, length: int) -> np.ndarray:
+    """Periods in tokens of the pairs that turn, for sequences of ``length`` tokens."""
+    inv_freq = method.frequencies(length).inv_freq
+    # Some methods give the slowest pairs a frequency of 0, which has no period.
+    periods: np.ndarray = 2 * np.pi / inv_freq[inv_freq > 0].numpy()
+    return periods
 
 
 def frequencies_figure(result: FrequenciesResult) -> Figure:
     """Draw the period of each pair as trained and for the target."""
     trained, target = result.trained_length, result.target_length
     series = {
-        "as trained": 2 * np.pi / result.before.frequencies(trained).inv_freq.numpy(),
-        f"{result.after.name} for the target": 2 * np.pi / result.after.frequencies(target).inv_freq.numpy(),
+        "as trained": turning_periods(result.before, trained),
+        f"{result.after.name} for the target": turning_periods(result.after, target),
     }
     return periods_figure(series, trained, target)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from ropewalk.rope.methods import (
         METHODS as METHODS,
+        Cope as Cope,
         Default as Default,
         DynamicNtk as DynamicNtk,
         Linear as Linear,

@@ -28,6 +28,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_ntk_dim, check_positive, check_theta, is_number, whole_number
 from ropewalk.rope.methods import Default, DynamicNtk, LongRope, Yarn
 from ropewalk.rope.methods.base import MAX_LENGTH, ORIGINAL, PARTIAL, ConfigEntry, RopeMethod, methods_by_type
+from ropewalk.rope.methods.cope import as_cope
 from ropewalk.rope.methods.longrope import MSCALES as LONGROPE_MSCALES
 from ropewalk.rope.methods.yarn import MSCALES
 from ropewalk.rope.theory.scaling import ntk_theta
@@ -339,7 +340,7 @@ def _method(config: Config, entry: Config, layer_type: str | None = None) -> Rop
         check_ntk_dim(dim)
         check_theta(theta)
         return Default(dim, ntk_theta(dim, theta, alpha))
-    return method.from_entry(ConfigEntry(method.name, dim, theta, values, config))
+    return as_cope(method.from_entry(ConfigEntry(method.name, dim, theta, values, config)))
 
 
 def _unknown_keys(

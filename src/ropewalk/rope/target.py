@@ -13,7 +13,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_theta
-from ropewalk.rope.methods import METHODS, Default, DynamicNtk, LongRope, Yarn
+from ropewalk.rope.methods import METHODS, Cope, Default, DynamicNtk, LongRope, Yarn
 from ropewalk.rope.methods.base import (
     CRITICAL_PAIR,
     RopeMethod,
@@ -56,6 +56,7 @@ def method_for_target(
              ``critical_pair``, a ramp that ends there
     llama3   factor ``s``, times that of a llama3 checkpoint, whose other parameters are kept
     longrope the given factors, relative to ``θ_i``; a longrope checkpoint keeps its original length
+    cope     ``clipped`` pairs as given, those of a cope checkpoint, or 20 of 64; the base too if it is given
     ======== ================================================================================================
 
     A dynamic-NTK checkpoint was trained unscaled and counts as default. "default" itself is then an error, because
@@ -66,7 +67,7 @@ def method_for_target(
         current: the method the checkpoint was trained with.
         original_length: tokens the checkpoint was trained for, scaling included.
         target_length: tokens to extend to, at least ``original_length``.
-        rope_theta: the new base; only for "theta".
+        rope_theta: the new base; only for "theta" and "cope".
         parameters: parameters to set instead of deriving them, by the names in the method's ``parameters``; None means
             not given.
 
@@ -86,7 +87,7 @@ def method_for_target(
             f"{target_length}"
         )
     given = _given(name, parameters or {})
-    if rope_theta is not None and name != "theta":
+    if rope_theta is not None and name not in ("theta", Cope.name):
         raise RopewalkError(
             f"rope_theta {rope_theta} has no meaning for method {name!r}; set the base with method 'theta'"
         )
@@ -107,6 +108,8 @@ def method_for_target(
             f"method {name!r} cannot extend a checkpoint that already has {current.name} RoPE; choose "
             f"{current.name!r} to extend further, or 'default' to keep the present frequencies"
         )
+    if rope_theta is not None:
+        plain = plain.with_theta(rope_theta)
     return METHODS[name].for_target(plain, TargetContext(original_length, target_length, given))
 
 

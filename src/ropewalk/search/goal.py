@@ -178,9 +178,10 @@ def goal_of(
     if isinstance(plain, DynamicNtk):
         plain = Default(plain.rotary_dim, plain.rope_theta)
     if not isinstance(plain, Default | LongRope):
+        larger = f"{current.name} with a larger factor" if hasattr(current, "factor") else current.name
         raise RopewalkError(
             f"the checkpoint uses {current.name} scaling, but the search supports only unscaled RoPE and longrope; "
-            f"either search on the unscaled checkpoint, or use {current.name} with a larger factor instead of a search"
+            f"either search on the unscaled checkpoint, or use {larger} instead of a search"
         )
     original = plain.original_max_position_embeddings if isinstance(plain, LongRope) else trained_length
     if target_length < 1:

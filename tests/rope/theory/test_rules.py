@@ -296,7 +296,10 @@ def test_a_base_rule_on_a_scaled_checkpoint_is_refused_and_its_own_method_goes_o
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("yarm", "also possible: current, linear, yarn, llama3, ntk-rcd=PAIR, yarn-rcd=PAIR, theta=VALUE"),
+        (
+            "yarm",
+            "also possible: current, linear, yarn, llama3, cope, ntk-rcd=PAIR, yarn-rcd=PAIR, theta=VALUE",
+        ),
         ("theta=much", "theta=much is not a number"),
     ],
 )

@@ -109,6 +109,8 @@ class LongRope(RopeMethod):
             self.long_factor if long else self.short_factor, dtype=torch.float64, device="cpu"
         )
         inv_freq = unscaled_inv_freq(self.rotary_dim, self.rope_theta) / factors
+        # Of a pair that does not turn, so that nobody computes a period of 1e30 tokens.
+        inv_freq[factors >= NO_ROTATION] = 0
         return RopeFrequencies(inv_freq, float(self.attention_factor))
 
     def length_class(self, sequence_length: int) -> int:

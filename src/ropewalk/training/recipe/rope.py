@@ -88,7 +88,8 @@ class _Method(Settings):
     method: str = Field(default="theta", description="name of a method from the table under RoPE methods")
     rope_theta: float | Literal["auto"] = Field(
         default="auto",
-        description="method theta: the new base, or auto for the base that `ropewalk inspect --target` recommends",
+        description="method theta: the new base, or auto for the base that `ropewalk inspect --target` recommends; "
+        "method cope: the new base, or auto to keep the present one",
     )
 
 
