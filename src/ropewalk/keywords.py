@@ -71,6 +71,8 @@ class PackKeywords(TypedDict, total=False):
     chunk_parts: str | Sequence[int] | int
     cut_points: str | Sequence[float]
     documents: int
+    drop_gzip_high: float
+    drop_gzip_low: float
     engine: Literal["embedded", "ray"]
     eos: bool
     eos_token: str | None
@@ -92,6 +94,7 @@ class PackKeywords(TypedDict, total=False):
     pattern: Literal["full", "intra_document", "anchor"]
     per: Literal["source", "corpus"]
     positions: Literal["continuous", "reset"]
+    preset: Literal["olmo3"] | None
     remainder: Literal["drop", "pad"]
     rows: Mapping[str, Any] | Settings
     seed: int

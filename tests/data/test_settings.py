@@ -167,3 +167,25 @@ def test_no_such_shard(shard: tuple[int, int]) -> None:
 def test_settings_that_contradict_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(message)):
         WorkSettings(**settings)
+
+
+def test_a_preset_gives_the_settings_that_are_not_given() -> None:
+    """34 % of the tokens from documents of 8k or more, without a fifth at either end of the gzip ratio."""
+    own = {"long_from": 8192, "long_share": 0.34, "drop_gzip_low": 0.2, "drop_gzip_high": 0.2}
+    preset = MixtureSettings(preset="olmo3")
+    assert {name: getattr(preset, name) for name in own} == own
+    # A resolved recipe has all of them, and gives the same mixture again.
+    written = preset.model_dump(mode="json")
+    assert {"preset": "olmo3", **own}.items() <= written.items()
+    assert MixtureSettings.model_validate(written) == preset
+    changed = MixtureSettings(preset="olmo3", long_from="4k", drop_gzip_high=0)
+    assert (changed.long_from, changed.long_share, changed.drop_gzip_high) == (4096, 0.34, 0)
+    with pytest.raises(ValidationError, match="give one of long_factor, long_share and length_shares"):
+        MixtureSettings(preset="olmo3", long_factor=2)
+    with pytest.raises(ValidationError, match="olmo3"):
+        MixtureSettings.model_validate({"preset": "olmo4"})
+
+
+def test_settings_of_later_versions_are_not_written_where_they_are_unset() -> None:
+    later = {"preset", "drop_gzip_low", "drop_gzip_high"}
+    assert MixtureSettings(shuffle=True).model_dump().keys().isdisjoint(later)

@@ -11,7 +11,6 @@ from ropewalk.data import open_rows
 from ropewalk.errors import RopewalkError
 from ropewalk.training.documents import (
     ROWS,
-    mixture_sentences,
     noted_rows,
     training_rows,
 )
@@ -47,10 +46,6 @@ def test_a_row_is_measured_as_one_run_of_text_and_a_target_of_another_chunk_is_n
         targets = row.labels != IGNORED
         assert torch.equal(row.labels[targets], torch.roll(ids, -1)[targets])
     assert len(training_rows(rows, layout.total_length, limit=1, seed=0)) == 1
-
-
-def test_without_a_mixture_nothing_is_said_of_one():
-    assert mixture_sentences(None) == []
 
 
 def documents_in(path, texts):

@@ -256,6 +256,16 @@ class SourceSpec(SourceFields):
         return self
 
 
+Preset = Literal["olmo3"]
+PRESETS: dict[str, dict[str, Any]] = {
+    "olmo3": {"long_from": 8192, "long_share": 0.34, "drop_gzip_low": 0.2, "drop_gzip_high": 0.2},
+}
+"""Settings of published mixtures. Long documents of OLMo 3 (arXiv:2512.13961) exceed its trained 8,192 tokens."""
+
+LATER_MIXTURE = ("preset", "drop_gzip_low", "drop_gzip_high")
+"""Settings of a mixture that are not written where they are unset, so that rows of earlier versions are found."""
+
+
 class MixtureSettings(Settings):
     """The data mixture; the defaults read every document once, in corpus order.
 
@@ -263,6 +273,7 @@ class MixtureSettings(Settings):
     of ``long_factor``, ``long_share`` and ``length_shares``.
 
     Attributes:
+        preset: gives the settings of ``PRESETS`` that are not given themselves; all are written into a resolved recipe.
         weights: average epochs per source: 2 reads each document twice, 0.5 reads half of them, 0 reads none.
         shares: normalised to sum to 1, so 3 and 1 mean 0.75 and 0.25. Name every source; 0 leaves a source out.
         tokens: if None, the total follows from the weights; with shares, it is the largest total for which no
@@ -277,9 +288,18 @@ class MixtureSettings(Settings):
         shortage: also applies if a requested length bin has no documents. ``cap`` reads the available documents
             ``max_epochs`` times and does not replace the missing tokens with other documents.
         shuffle: if no other mixture setting is given, reads every non-empty document once.
+        drop_gzip_low, drop_gzip_high: applied before any other setting of the mixture
+            (:mod:`ropewalk.data.mixture.gzip_ratio`). Long documents are those from ``long_from``, or in the last bin
+            of ``length_shares``. Chats have no ratio, and are kept.
     """
 
     group: ClassVar[str | None] = "Mixture"
+
+    preset: Preset | None = Field(
+        default=None,
+        description="Published mixture whose settings to use where they are not given: olmo3 (34 % of the tokens from "
+        "documents of 8k tokens or more, without the fifth of these with the lowest and the highest gzip ratio).",
+    )
 
     weights: Annotated[BySource | None, COMMON] = Field(
         default=None,
@@ -299,8 +319,8 @@ class MixtureSettings(Settings):
     long_from: Length | None = Field(
         default=None,
         ge=1,
-        description="Length in tokens, such as 32k, from which a document is long. Needs --long-factor or "
-        "--long-share.",
+        description="Length in tokens, such as 32k, from which a document is long. Needs --long-factor, --long-share, "
+        "--drop-gzip-low or --drop-gzip-high.",
     )
     long_factor: float | None = Field(
         default=None,
@@ -318,6 +338,20 @@ class MixtureSettings(Settings):
         default=None,
         description="Share of the tokens for each range of document lengths, instead of --long-from. "
         "0=0.3,4k=0.3,32k=0.4 draws 30 % from documents below 4k tokens, 30 % from 4k to 32k, and 40 % from 32k up.",
+    )
+    drop_gzip_low: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Fraction of each source's long documents to drop because their text compresses worst: those with "
+        "the lowest gzip ratio. Needs --long-from or --length-shares.",
+    )
+    drop_gzip_high: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Fraction of each source's long documents to drop because their text compresses best: those with "
+        "the highest gzip ratio. Needs --long-from or --length-shares.",
     )
     per: Literal["source", "corpus"] = Field(
         default="source",
@@ -342,6 +376,24 @@ class MixtureSettings(Settings):
         "--length-shares.",
     )
     seed: Seed = Field(default=0, description="Random seed for choosing and ordering documents.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("preset") not in PRESETS:
+            return value
+        given = {name: each for name, each in value.items() if each is not None}
+        return {**PRESETS[value["preset"]], **given}
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        stated: dict[str, Any] = handler(self)
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in stated.items()
+            if name not in LATER_MIXTURE or value != fields[name].default
+        }
 
     @field_validator("shares")
     @classmethod
@@ -372,17 +424,32 @@ class MixtureSettings(Settings):
             raise ValueError(
                 f"give one of long_factor, long_share and length_shares, got {' and '.join(given)}"
             )
-        if (self.long_from is None) != (self.long_factor is None and self.long_share is None):
+        upsampled = self.long_factor is not None or self.long_share is not None
+        if upsampled != (self.long_from is not None) and not (self.drops and self.long_from is not None):
             raise ValueError(
                 "long_from needs long_factor or long_share, and each of these needs long_from; got long_from "
                 f"{self.long_from}, long_factor {self.long_factor} and long_share {self.long_share}"
+            )
+        if self.long_from is not None and self.length_shares is not None:
+            raise ValueError(
+                "give long_from or length_shares, whose last length is that of long documents; not both"
+            )
+        if self.drops and self.long_length is None:
+            raise ValueError(
+                "drop_gzip_low and drop_gzip_high drop long documents; give long_from, or length_shares with more than "
+                "one length"
+            )
+        if self.drop_gzip_low + self.drop_gzip_high >= 1:
+            raise ValueError(
+                f"drop_gzip_low {self.drop_gzip_low:g} and drop_gzip_high {self.drop_gzip_high:g} must leave some "
+                "documents; their sum must be below 1"
             )
         for name in ("weights", "shares"):
             if self.per == "corpus" and (values := getattr(self, name)) is not None:
                 raise ValueError(
                     f"per corpus determines the sources' shares itself; remove {name}, got {name} {values}"
                 )
-        if self.per == "corpus" and self.long_from is None and self.length_shares is None:
+        if self.per == "corpus" and not upsampled and self.length_shares is None:
             raise ValueError(
                 "per corpus needs long_from or length_shares; add one of them or choose per source"
             )
@@ -390,8 +457,25 @@ class MixtureSettings(Settings):
 
     @property
     def as_is(self) -> bool:
-        """Whether the corpus is read unchanged, in its own order."""
+        """Whether each document that is left is read once, in the order of the corpus."""
         return not (self.asks or self.shuffle)
+
+    @property
+    def drops(self) -> bool:
+        """Whether long documents are dropped by their gzip ratio."""
+        return self.drop_gzip_low > 0 or self.drop_gzip_high > 0
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the corpus is read unchanged, in its own order."""
+        return self.as_is and not self.drops
+
+    @property
+    def long_length(self) -> int | None:
+        """Tokens from which a document is long; None if no setting says so."""
+        if self.length_shares is not None and len(self.length_shares) > 1:
+            return self.length_shares[-1][0]
+        return self.long_from
 
     @property
     def asks(self) -> bool:
@@ -405,7 +489,8 @@ class MixtureSettings(Settings):
         """The first length of each bin; without length settings there is one bin, from 0."""
         if self.length_shares is not None:
             return tuple(start for start, _ in self.length_shares)
-        return (0,) if self.long_from is None else (0, self.long_from)
+        upsampled = self.long_factor is not None or self.long_share is not None
+        return (0, self.long_from) if upsampled and self.long_from is not None else (0,)
 
 
 class InterleaveSettings(Settings):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropewalk.data.attention_share import ideal_speedup, ratio, share_of_documents, share_of_rows, skipped
+from ropewalk.data.mixture.report import mixture_reports
 from ropewalk.data.read.documents import TokenisedDocument, token_hash
 from ropewalk.data.rows.assemble import PADDING, PackedRow
 from ropewalk.errors import RopewalkError
@@ -298,15 +299,17 @@ def rows_report(rows: PackedRows, progress: Callable[[int], None] | None = None)
     Returns:
         :func:`statistics_report` of the packed documents, with numbers of rows, documents per row, shares of attention
         and repeats from the rows. In addition: ``pieces``, the number of pieces in rows; ``in_rows``, their lengths and
-        shares in total and by source; ``mixture``, the manifest's report of the mixture; and ``corpus``, statistics of
-        the documents before mixing.
+        shares in total and by source; ``mixture``, the manifest's report of the mixture; ``corpus``, statistics of
+        the documents before mixing; and ``gzip_ratios``, what they dropped, if the mixture asks for it.
 
     Raises:
         RopewalkError: if the manifest lacks statistics of the documents, or has those of other documents.
     """
     manifest, in_rows = rows.manifest, packed_statistics(rows, progress)
     before, packed = manifest.get("corpus"), manifest["counts"]["packing"]["documents"]
-    whole = before if manifest["mixture"] is None else manifest.get("mixed")
+    whole = manifest.get("mixed")
+    if whole is None and manifest["mixture"] is None:
+        whole = before
     if before is None or whole is None:
         raise RopewalkError(
             "the manifest of the packed rows has no statistics of the documents before packing; pack again"
@@ -327,8 +330,8 @@ def rows_report(rows: PackedRows, progress: Callable[[int], None] | None = None)
             **_pieces(in_rows.total),
             "sources": {name: _pieces(each) for name, each in in_rows.sources.items()},
         },
-        "mixture": manifest["mixture"],
         "corpus": statistics_report(before),
+        **mixture_reports(manifest),
     }
 
 

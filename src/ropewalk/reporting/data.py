@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ropewalk.data.mixture.report import MixtureReport, explain
+from ropewalk.data.mixture.gzip_ratio import explain_gzip
+from ropewalk.data.mixture.report import mixture_sentences
 from ropewalk.data.row_preview import Chunk, RowPreview, Span
 from ropewalk.data.rows.manifest import token_account
 from ropewalk.data.run import DataPreview, PackResult
@@ -97,13 +98,10 @@ def _packed(manifest: Mapping[str, Any]) -> Iterator[Part]:
     for fact, count in facts + [remark for remark in remarks if remark[1]]:
         table.add_row(fact, f"{count:,}")
     yield table
-    yield from _mixture(manifest["mixture"])
-
-
-def _mixture(report: Mapping[str, Any] | None) -> Iterator[Part]:
-    if report is not None:
+    sentences = mixture_sentences(manifest)
+    if sentences:
         yield ""
-        yield from explain(MixtureReport.from_dict(report))
+        yield from sentences
 
 
 def describe_stats(report: Mapping[str, Any]) -> Iterator[Part]:
@@ -130,6 +128,7 @@ def describe_stats(report: Mapping[str, Any]) -> Iterator[Part]:
         attention_sentence(report),
         repeats_sentence(report),
         samples_sentence(report),
+        *explain_gzip(report.get("gzip_ratios")),
     ]
     for sentence in filter(None, sentences):
         yield ""

@@ -17,7 +17,7 @@ from ropewalk.data import (
     rows_for_step,
     tokenizer_identity,
 )
-from ropewalk.data.mixture.report import MixtureReport, explain
+from ropewalk.data.mixture.report import mixture_reports, mixture_sentences
 from ropewalk.data.read.draw import drawn
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
@@ -102,7 +102,7 @@ def pack_rows(
         "name": None if recipe.data.rows else rows.folder.name,
         "digest": rows_digest(rows),
         "rows": len(rows),
-        "mixture": rows.manifest["mixture"],
+        **mixture_reports(rows.manifest),
         "documents": None if recipe.data.rows else digest(rows.manifest["inputs"]),
         "withheld": None if withheld is None else digest(withheld[1]),
     }
@@ -396,14 +396,9 @@ def _rows(resolved: ResolvedRecipe, context: RunContext, number: int, held_out: 
     epochs = stage.steps * stage.rows_per_step / len(rows)
     repeated = f", read {epochs:.1f} times" if epochs > 1 else ""
     reporter.note(f"stage {number + 1}: {len(rows)} training rows of {stage.context} tokens{repeated}")
-    for sentence in mixture_sentences(rows.manifest["mixture"]):
+    for sentence in mixture_sentences(rows.manifest):
         reporter.note(f"stage {number + 1}: {sentence}")
     return rows
-
-
-def mixture_sentences(report: dict[str, Any] | None) -> list[str]:
-    """Sentences that compare the requested mixture with the actual one; none if there is no mixture."""
-    return [] if report is None else explain(MixtureReport.from_dict(report))
 
 
 def rows_with_validation(recipe: Recipe, rows: Sequence[PackedRows | None]) -> PackedRows | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ropewalk.compatibility import Reading
+from ropewalk.data.mixture.report import REPORTS
 from ropewalk.data.read.embedded import EMBEDDED, RETRIEVAL
 from ropewalk.evaluation import TaskResult
 from ropewalk.evaluation.score_rows import score_during, score_records
@@ -211,6 +212,7 @@ def _stage_summary(number: int, run: Run, decision: Decision, method: RopeMethod
         "tokens": stage.steps * stage.rows_per_step * stage.context,
         "rows": 0 if rows is None else rows["rows"],
         "mixture": None if rows is None else rows["mixture"],
+        **{key: rows[key] for key in REPORTS if rows is not None and key in rows},
         **({"own": own} if (own := stage.own_settings) else {}),
         **({} if engine is None else {"engine": engine.summary()}),
     }

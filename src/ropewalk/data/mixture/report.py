@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from ropewalk.data.mixture.gzip_ratio import explain_gzip
 from ropewalk.io.lengths import counted
+
+REPORTS = ("gzip_ratios",)
+"""Keys of a manifest with reports that only some mixtures have."""
 
 TotalFrom = Literal["tokens", "weights", "shares", "corpus"]
 # With more cells than this, sentences describe only the whole mixture; the report still has every cell.
@@ -328,3 +332,19 @@ def _cell_sentence(cell: Cell) -> str:
         f"Source {cell.source!r} has {documents}, read {cell.drawn / cell.available:.3g} times on average ({epochs}), "
         f"at most {counted(cell.most_read, 'time')} each."
     )
+
+
+def mixture_reports(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The reports of what a mixture did, by their keys in a manifest: ``mixture``, and those that few have."""
+    return {"mixture": manifest["mixture"], **{key: manifest[key] for key in REPORTS if key in manifest}}
+
+
+def mixture_sentences(reports: Mapping[str, Any]) -> list[str]:
+    """Sentences on what the mixture dropped, and on what it drew of what was requested; none without a mixture.
+
+    Args:
+        reports: a mapping with the keys of :func:`mixture_reports`.
+    """
+    report = reports["mixture"]
+    drawn = [] if report is None else explain(MixtureReport.from_dict(report))
+    return explain_gzip(reports.get("gzip_ratios")) + drawn

@@ -28,7 +28,7 @@ def length_states(
     Args:
         corpus: all documents that were read.
         training: numbers of the training documents.
-        mixed: numbers of the documents after mixing, repeated ones each time; None without a mixture.
+        mixed: numbers of the documents after mixing, repeated ones each time; None if all are read unchanged.
         context: tokens of a row.
     """
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ropewalk.data.mixture.gzip_ratio import drop_by_gzip_ratio, gzip_report
 from ropewalk.data.mixture.mixture import mix
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import inputs_identity
@@ -44,6 +45,7 @@ from ropewalk.data.tokens.samples import sample_tokens
 from ropewalk.data.tokens.special_ids import special_ids
 from ropewalk.data.tokens.split import hold_out
 from ropewalk.data.tokens.tokenise import (
+    Encoder,
     Progress,
     SpecialTokens,
     backend_tokenizer,
@@ -123,7 +125,12 @@ def held_out_texts(
     cache = Path(cache_dir).expanduser()
     job = _job(config.alone(), tokenizer, cache)
     corpus = tokenise_splits(
-        job.splits, job.tokenizer, cache / "tokens", work=job.config.work, progress=progress
+        job.splits,
+        job.tokenizer,
+        cache / "tokens",
+        work=job.config.work,
+        progress=progress,
+        gzip_ratios=config.mixture.drops,
     )
     try:
         split = hold_out(
@@ -176,13 +183,16 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
     config.rows.bos_policy(special_ids(tokenizer, config.rows))
     splits = plan_input_splits(config.sources)
     # For its error alone: ids of another tokenizer are refused before anything is written.
-    sample_tokens(config.sources, tokenizer)
+    samples = sample_tokens(config.sources, tokenizer)
+    if samples and config.mixture.drops:
+        # For its error alone too.
+        Encoder.of(tokenizer).decode(np.zeros(0, np.int32))
     depends = {
         "format_version": FORMAT_VERSION,
         "inputs": inputs_identity(config.sources),
         "settings": config.rows.model_dump(),
         # Settings without effect, such as the seed if the corpus is read unchanged, must not change the digest.
-        "mixing": None if config.mixture.as_is else config.mixture.model_dump(),
+        "mixing": None if config.mixture.unchanged else config.mixture.model_dump(exclude={"preset"}),
         "specs": [_spec(source) for source in config.sources],
         "tokenizer": tokenizer_identity(tokenizer),
         "validation": config.validation.model_dump(),
@@ -271,7 +281,13 @@ def _pack_on(
         return open_rows(folder)
     try:
         corpus = tokenise_splits(
-            job.splits, tokenizer, tokens, work=config.work, executor=executor, progress=progress
+            job.splits,
+            tokenizer,
+            tokens,
+            work=config.work,
+            executor=executor,
+            progress=progress,
+            gzip_ratios=config.mixture.drops,
         )
         # The folder's name and manifest state the inputs as they were at the start.
         if inputs_identity(config.sources) != job.depends["inputs"]:
@@ -313,12 +329,22 @@ def _planned(
     # Held out before mixing, so that a repeated document is never on both sides.
     special = special_ids(tokenizer, settings)
     split = hold_out(corpus, config.validation, special, config.withheld)
-    documents, mixture = split.training, None
+    documents, mixture, dropped = split.training, None, None
+    if corpus.gzip_ratios is not None and corpus.zlib is not None:
+        kept, found = drop_by_gzip_ratio(
+            corpus.lengths[documents],
+            corpus.source_ids[documents],
+            corpus.sources,
+            corpus.gzip_ratios[documents],
+            config.mixture,
+        )
+        documents, dropped = documents[kept], gzip_report(found, config.mixture, corpus.zlib)
     if not config.mixture.as_is:
         mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, config.mixture)
         documents = documents[mixture.documents]
     # Compute before planning: both need memory per document, and this memory is free again afterwards.
-    lengths = length_states(corpus, split.training, None if mixture is None else documents, settings.context)
+    chosen = None if config.mixture.unchanged else documents
+    lengths = length_states(corpus, split.training, chosen, settings.context)
     ends = DocumentEnds(
         corpus.lengths[documents],
         corpus.first_ids[documents],
@@ -330,6 +356,8 @@ def _planned(
     counts = packed.counts(ends)
     refuse_no_rows(packed, counts, len(split.validation) + split.withheld_duplicates)
     contents = {**description(corpus, split, mixture, documents, counts), **lengths}
+    if dropped is not None:
+        contents["gzip_ratios"] = dropped
     return packed, contents, split.validation
 
 

@@ -157,7 +157,9 @@ class RowsWriter:
     def rows_digest(self) -> str:
         """Digest of everything that the files' contents depend on; equal on every machine."""
         # Not the inputs, whose paths may differ: the digest of the tokens covers what was read.
-        keys = ("format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest")
+        keys = ["format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest"]
+        # What the gzip ratios of the tokens drop depends on the zlib that made them.
+        keys += [key for key in ("gzip_ratios",) if key in self.manifest]
         return digest({key: self.manifest[key] for key in keys})
 
     def commit(self, name: str, written: FileDigest) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import zlib
 from bisect import bisect_right
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from ropewalk.data.read.documents import Document, text_hash, token_hash
+from ropewalk.data.mixture.gzip_ratio import gzip_ratio
+from ropewalk.data.read.documents import Document, TokenisedDocument, text_hash, token_hash
 from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, read_input_split
 from ropewalk.data.read.readers import (
     Reader,
@@ -114,12 +117,19 @@ class Corpus:
         first_ids, last_ids: int32 ``[documents]``, first and last token; -1 for an empty document.
         reading: numbers of documents read and of records skipped.
         splits: number of input splits that the documents come from.
+        gzip_ratios: float64 ``[documents]``, gzip ratio of the text, NaN for a chat; None if they were not asked for.
+        zlib: version of zlib that they are from; None likewise.
         digest: SHA-256 over ids, lengths, sources and hashes of all documents; equal on every machine.
         reader: reads the tokens.
     """
 
     def __init__(self, shards: deque[TokenShard], splits: int) -> None:
-        """Concatenate the shards' indexes; empties ``shards`` on the way, so that no index is held twice for long."""
+        """Concatenate the shards' indexes; empties ``shards`` on the way, so that no index is held twice for long.
+
+        Raises:
+            RopewalkError: if different versions of zlib made their gzip ratios.
+        """
+        self.zlib = _one_zlib(shards)
         self.splits = splits
         starts = [0, *accumulate(len(shard.lengths) for shard in shards)]
         self.reader = TokenReader([shard.path for shard in shards], starts)
@@ -130,6 +140,7 @@ class Corpus:
         self.characters = np.empty(documents, np.int64)
         self.first_ids = np.empty(documents, np.int32)
         self.last_ids = np.empty(documents, np.int32)
+        self.gzip_ratios = None if self.zlib is None else np.empty(documents, np.float64)
         self.reading = ReadingCounts.total([shard.reading for shard in shards])
         state = hashlib.sha256()
         sources: dict[str, int] = {}
@@ -142,6 +153,8 @@ class Corpus:
             for name in COLUMNS:
                 if name != "source_ids":
                     getattr(self, name)[start:stop] = getattr(shard, name)
+            if self.gzip_ratios is not None:
+                self.gzip_ratios[start:stop] = shard.gzip_ratios
         for name in COLUMNS:
             getattr(self, name).flags.writeable = False
         self.sources = tuple(sources)
@@ -173,6 +186,18 @@ class Corpus:
         self.reader.close()
 
 
+def _one_zlib(shards: Sequence[TokenShard]) -> str | None:
+    """The version of zlib that made the gzip ratios of all shards; None if they have none."""
+    versions = {shard.zlib: shard.path for shard in shards}
+    if len(versions) > 1:
+        (one, path), (other, another) = sorted(versions.items(), key=str)[:2]
+        raise RopewalkError(
+            f"zlib {one} made the gzip ratios in {path}, but zlib {other} those in {another}, and their sizes differ; "
+            "delete the files of one version, and run again with the other"
+        )
+    return next(iter(versions), None)
+
+
 def tokenise_splits(
     splits: Sequence[InputSplit],
     tokenizer: Any,
@@ -182,6 +207,7 @@ def tokenise_splits(
     executor: Executor | None = None,
     progress: Progress | None = None,
     read: Reader = read_input_split,
+    gzip_ratios: bool = False,
 ) -> Corpus:
     """Tokenise the splits that are not on disk yet, and open the whole corpus.
 
@@ -200,6 +226,7 @@ def tokenise_splits(
         executor: runs each split as a task; None for processes of this machine.
         progress: called with the numbers of documents and tokens so far, including those found on disk.
         read: yields a split's records.
+        gzip_ratios: also measure how well each text compresses. Ratios that are on disk are kept as they are.
 
     Raises:
         RopewalkError: if a source has no documents, token ids do not fit the tokenizer, a shard is damaged or cannot
@@ -220,6 +247,7 @@ def tokenise_splits(
                 tokenizers.__version__,
                 {**identity, **(chats if split.spec.messages_field else {})},
                 split.identity,
+                *(["gzip ratios"] if gzip_ratios else []),
             ]
         )[:32]
         for split in splits
@@ -233,7 +261,7 @@ def tokenise_splits(
     ]
     if executor is None:
         executor = processes_for([split for _, split in missing], work.workers)
-    job = (Encoder.of(tokenizer), read)
+    job = (Encoder.of(tokenizer), read, gzip_ratios)
     for _ in run_tasks(executor, _write_split, job, missing, lambda item: shards.look(item[0]), folder):
         pass
     # They are complete, so temporary files of these names are those of killed runs.
@@ -304,19 +332,28 @@ def _refuse_no_documents(spec: SourceSpec, shards: Sequence[TokenShard]) -> None
         raise no_documents(spec, counts)
 
 
-def _write_split(job: tuple[Encoder, Reader], item: tuple[Path, InputSplit]) -> None:
+def _write_split(job: tuple[Encoder, Reader, bool], item: tuple[Path, InputSplit]) -> None:
     """Tokenise one split; a task."""
-    (encoder, read), (path, split) = job, item
+    (encoder, read, measured), (path, split) = job, item
     # Another machine may have written it since the task was given out.
     if path.exists():
         return
-    with writing_shard(path) as shard:
+    with writing_shard(path, zlib.ZLIB_RUNTIME_VERSION if measured else None) as shard:
         for document, ids in encoder.encode_documents(documents_in(split, shard.reading, read)):
+            ratio = _ratio(document, encoder) if measured else math.nan
             if isinstance(document, Document):
-                shard.add(ids, document.source, text_hash(document.text), len(document.text))
+                shard.add(ids, document.source, text_hash(document.text), len(document.text), ratio)
             else:
-                shard.add(ids, document.source, token_hash(ids), 0)
+                shard.add(ids, document.source, token_hash(ids), 0, ratio)
         if changed(split):
             raise RopewalkError(
                 f"a file of {split.spec.path} changed during packing; pack again when no program writes to the file"
             )
+
+
+def _ratio(document: Document | TokenisedDocument, encoder: Encoder) -> float:
+    """The gzip ratio of a document's text; NaN for a chat, which is no text, and for one without text."""
+    if isinstance(document, Document):
+        return math.nan if document.chat else gzip_ratio(document.text)
+    text = encoder.decode(document.input_ids)
+    return gzip_ratio(text) if text else math.nan

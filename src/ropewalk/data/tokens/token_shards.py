@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 from array import array
 from collections.abc import Collection, Iterator
@@ -41,6 +42,9 @@ COLUMNS: dict[str, np.dtype[Any]] = {
 }
 """The index of the documents: names and types of its columns, in the order of the file."""
 
+RATIOS = {"gzip_ratios": np.dtype("<f8")}
+"""A further column of shards that were asked for it: gzip ratios by the zlib that the header names, NaN without one."""
+
 _COUNTS = ("empty_documents", "binary_files", "dropped_nulls", "span_documents")
 _LENGTH_BYTES, _SEAL_BYTES = 16, 64
 
@@ -60,6 +64,8 @@ class TokenShard:
         hashes: uint64 ``[documents]``, hash of the text or token ids.
         characters: int64 ``[documents]``, characters of the text; 0 if the input was tokenised.
         first_ids, last_ids: int32 ``[documents]``, first and last token; -1 for an empty document.
+        gzip_ratios: float64 ``[documents]``, gzip ratio of the text, NaN for a chat; None if the shard has none.
+        zlib: version of zlib that they are from; None likewise.
     """
 
     path: Path
@@ -73,17 +79,23 @@ class TokenShard:
     characters: NDArray[np.int64]
     first_ids: NDArray[np.int32]
     last_ids: NDArray[np.int32]
+    gzip_ratios: NDArray[np.float64] | None = None
+    zlib: str | None = None
 
 
 @contextmanager
-def writing_shard(path: Path) -> Iterator[ShardWriter]:
+def writing_shard(path: Path, zlib: str | None = None) -> Iterator[ShardWriter]:
     """A shard to be filled; it gets its name when the block succeeds.
+
+    Args:
+        path: path of the file.
+        zlib: version of zlib if documents are added with their gzip ratios.
 
     Raises:
         RopewalkError: if it cannot be written.
     """
     with replacing(path) as temporary, HashedFile(temporary) as file:
-        writer = ShardWriter(file)
+        writer = ShardWriter(file, zlib)
         yield writer
         writer.finish(path.stem)
 
@@ -95,15 +107,24 @@ class ShardWriter:
         reading: numbers of what was skipped, which the caller counts.
     """
 
-    def __init__(self, file: HashedFile) -> None:
+    def __init__(self, file: HashedFile, zlib: str | None = None) -> None:
         self._file = file
+        self._zlib = zlib
+        self._ratios = array("d")
         self._ids = hashlib.sha256()
         self._sources: dict[str, int] = {}
         self._columns = [array(kind) for kind in "qiQqii"]
         self._tokens = 0
         self.reading = ReadingCounts()
 
-    def add(self, input_ids: NDArray[np.int32], source: str, text_hash: int, characters: int) -> None:
+    def add(
+        self,
+        input_ids: NDArray[np.int32],
+        source: str,
+        text_hash: int,
+        characters: int,
+        gzip_ratio: float = math.nan,
+    ) -> None:
         """Add a document.
 
         Args:
@@ -111,6 +132,7 @@ class ShardWriter:
             source: name of its source.
             text_hash: hash of the text or token ids.
             characters: characters of the text; 0 if the input was tokenised.
+            gzip_ratio: gzip ratio of the text, for a shard that has them.
         """
         content = np.ascontiguousarray(input_ids, "<i4").tobytes()
         self._file.write(content)
@@ -123,6 +145,7 @@ class ShardWriter:
             self._columns, (len(input_ids), source_id, text_hash, characters, *ends), strict=True
         ):
             column.append(value)
+        self._ratios.append(gzip_ratio)
 
     def finish(self, name: str) -> None:
         """Write the index, the header and the digest."""
@@ -144,6 +167,9 @@ class ShardWriter:
             "sources": sources,
             "sha256": state.hexdigest(),
         }
+        if self._zlib is not None:
+            header["zlib"] = self._zlib
+            columns["gzip_ratios"] = np.array(self._ratios, RATIOS["gzip_ratios"])
         for values in columns.values():
             self._file.write(values.tobytes())
         content = json.dumps(header).encode()
@@ -189,6 +215,7 @@ def open_shard(path: Path) -> TokenShard:
         tokens=header["tokens"],
         sources=tuple(header["sources"]),
         digest=header["sha256"],
+        zlib=header.get("zlib"),
         **columns,
     )
 
@@ -246,7 +273,9 @@ class ShardFile:
     __del__ = close
 
 
-def _index(path: Path, wanted: Collection[str] = COLUMNS.keys()) -> tuple[dict[str, Any], dict[str, Any]]:
+def _index(
+    path: Path, wanted: Collection[str] = (*COLUMNS, *RATIOS)
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The header of a file that was verified, and columns of its index."""
     with path.open("rb") as file:
         end = file.seek(-_LENGTH_BYTES - _SEAL_BYTES, 2)
@@ -254,7 +283,7 @@ def _index(path: Path, wanted: Collection[str] = COLUMNS.keys()) -> tuple[dict[s
         file.seek(end)
         header = parse_json(file.read()[: -_LENGTH_BYTES - _SEAL_BYTES])
         columns, start = {}, 4 * header["tokens"]
-        for name, kind in COLUMNS.items():
+        for name, kind in (COLUMNS | RATIOS if "zlib" in header else COLUMNS).items():
             if name in wanted:
                 file.seek(start)
                 columns[name] = np.frombuffer(file.read(header["documents"] * kind.itemsize), kind)

@@ -52,6 +52,9 @@ BATCH_DOCUMENTS = 4096
 BATCH_CHARACTERS = 1 << 18
 """A batch ends at whichever limit is reached first, so that a batch of books is no larger than one of short texts."""
 
+PROBE = "It's a  probe:\n\n\tÉclair, naïve “quotes” — 漢字 🎉 ( x ) , don 't .\nEnd  "
+"""Text that only a lossless tokenizer gives back: with letters, spaces and signs that others change or do not know."""
+
 Text = str | SpannedText | Conversation
 """What is encoded: a text, one of which only spans count in the loss, or a conversation that is rendered first."""
 
@@ -223,6 +226,15 @@ class Encoder:
 
         return [encoded(text) for text in texts]
 
+    def decode(self, ids: NDArray[np.int32]) -> str:
+        """The text of token ids, without special tokens.
+
+        Raises:
+            RopewalkError: if the tokenizer does not give back the text that it encodes.
+        """
+        _refuse_lossy(self.state)
+        return _backend(self.state).decode(ids.tolist(), skip_special_tokens=True)
+
     def encode_documents(
         self, documents: Iterable[Document | TokenisedDocument], batch_documents: int = BATCH_DOCUMENTS
     ) -> Iterator[tuple[Document | TokenisedDocument, NDArray[np.int32]]]:
@@ -269,6 +281,18 @@ class Encoder:
             trained = int((ids >= 0).sum())
             # A document that is trained on whole counts as plain text.
             yield TokenisedDocument(token_ids(ids), document.source, None if trained == len(ids) else trained)
+
+
+@lru_cache(maxsize=1)
+def _refuse_lossy(state: str) -> None:
+    backend = _backend(state)
+    found = backend.decode(backend.encode(PROBE, add_special_tokens=False).ids, skip_special_tokens=True)
+    # Tokenizers in the manner of Llama 2 put a space before the text.
+    if found.removeprefix(" ") != PROBE:
+        raise RopewalkError(
+            f"the tokenizer gives {found!r} back for {PROBE!r}, so token ids do not tell their texts; give "
+            "the texts themselves"
+        )
 
 
 # Tasks follow one another in a process, and to read a large vocabulary takes a second.

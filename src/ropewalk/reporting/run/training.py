@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.compatibility import readings
+from ropewalk.data.mixture.report import mixture_sentences
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.score_rows import ScoreRow, score_during, score_rows
 from ropewalk.evaluation.tasks.passkey import SUITE
@@ -31,7 +32,6 @@ from ropewalk.reporting.scores.tables import evaluation_tables
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default
 from ropewalk.search import goal_of, rescale_factors
-from ropewalk.training.documents import mixture_sentences
 from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.folder import METRICS, PAGE, RECIPE, SUMMARY
 from ropewalk.training.measurement import describe_short_context
@@ -203,9 +203,9 @@ def write_run_report(output: Path) -> list[Path]:
         **_cost(output),
     }
     mixtures = {
-        f"Documents of stage {number}": "\n".join(mixture_sentences(stage["mixture"]))
+        f"Documents of stage {number}": "\n".join(sentences)
         for number, stage in enumerate(summary["stages"], start=1)
-        if stage.get("mixture") is not None
+        if "mixture" in stage and (sentences := mixture_sentences(stage))
     }
     details = {
         **mixtures,
