@@ -141,7 +141,8 @@ class Shared:
                 self.known[job] = loss
                 if self.path is not None:
                     line = [
-                        *vars(job.candidate).values(),
+                        job.candidate.rescale_factors,
+                        job.candidate.start_tokens,
                         job.document,
                         loss if math.isfinite(loss) else None,
                     ]

@@ -136,6 +136,7 @@ class SearchKeywords(TypedDict, total=False):
     seed: int
     settings: Mapping[str, Any] | Settings
     short_penalty: float
+    space: Literal["all-pairs", "critical-dimension"]
     start_tokens: int | str | Sequence[int]
     target_length: str | int
     text: str | PathLike[str]

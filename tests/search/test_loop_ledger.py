@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from ropewalk.search.loop import search_log
 from tests.disk_cases import files_no_larger_than
 from tests.search.search_log_cases import read_log
 from tests.search.test_space import placed
+from tests.search.test_space_critical import critical_spaces
 
 HEADER = {"seed": 3, "start_tokens": (0, 4)}
 JOB = Job(Candidate((1.0, 1.5)), 0)
@@ -70,6 +72,7 @@ def test_a_damaged_log_is_refused(tmp_path, text, number):
         ('"rescale_factors": [1.0, null]', "rescale_factors None is not a finite number"),
         ('"start_tokens": 0.5', r"start_tokens 0\.5 is not a whole number"),
         ('"start_tokens": -4', "start_tokens -4 is not a whole number"),
+        ('"critical_pair": -1', "critical_pair -1 is not a whole number"),
     ],
 )
 def test_values_that_no_search_writes_are_damage(tmp_path, change, message):
@@ -183,3 +186,21 @@ def test_without_a_log_there_is_nothing_to_resume(tmp_path):
     ):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@given(critical_spaces(), st.integers(0, 9), LOSSES)
+def test_candidates_with_a_critical_pair_come_back_from_the_log(tmp_path_factory, space, document, loss):
+    path = tmp_path_factory.mktemp("log") / "search.jsonl"
+    jobs = {Job(each, document): loss for each in space.start(np.random.default_rng(0))}
+    with search_log(path, HEADER, False) as ledger:
+        for job in jobs:
+            ledger.add(job, loss)
+    assert read_log(path, HEADER) == jobs
+    assert all('"critical_pair"' in line for line in path.read_text().splitlines()[1:])
+
+
+def test_a_log_of_the_other_space_has_no_critical_pair(tmp_path):
+    path = tmp_path / "search.jsonl"
+    with search_log(path, HEADER, False) as ledger:
+        ledger.add(JOB, 1.0)
+    assert "critical_pair" not in path.read_text()

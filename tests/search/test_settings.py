@@ -67,3 +67,18 @@ def test_the_log_lies_beside_the_table_and_without_one_there_is_none():
         "a/factors.jsonl"
     )
     assert SearchConfig(model="embedded", target_length="2k").log is None
+
+
+def test_the_critical_space_takes_evolution_which_is_its_default():
+    assert SearchSettings(space="critical-dimension").algorithm == "evolution"
+    assert SearchSettings().algorithm == "cma-es"
+    with pytest.raises(
+        ValidationError, match="algorithm cma-es cannot search the space critical-dimension, because"
+    ):
+        SearchSettings(space="critical-dimension", algorithm="cma-es")
+
+
+@pytest.mark.parametrize("written", ["4", "search"])
+def test_the_critical_space_has_no_start_tokens(written):
+    with pytest.raises(ValidationError, match="the space critical-dimension has no start tokens, got"):
+        SearchSettings(space="critical-dimension", start_tokens=written)

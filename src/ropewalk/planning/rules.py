@@ -59,7 +59,7 @@ ORIGINS: dict[str, Origin] = {
     NTK_AT: Origin(
         "b' = b·(T'/T)^(d/(2c)), with the given pair c",
         "Shang et al., LongRoPE2, arXiv:2502.20082, section 4; derived, because the paper prints no formula",
-        "no formula gives the pair from which on training was insufficient: it has to be measured",
+        "no formula gives the pair; `ropewalk search --space critical-dimension` measures it",
     ),
     "lower-bound": Origin(
         "the smallest b' above which every base has B(m) = Σ cos(m·b'^(-2i/d)) ≥ 0 for all m ≤ T'",

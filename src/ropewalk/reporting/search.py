@@ -80,6 +80,7 @@ def describe_factors(table: Factors) -> Iterator[Part]:
     yield _fact("origin", f"{table.provenance.kind}: {table.provenance.source}")
     yield _fact("start tokens", str(table.start_tokens))
     yield _fact("attention", f"factor {table.attention_factor:.6g}")
+    yield from _critical(table)
     fits = "no, because of the start tokens" if table.start_tokens else "yes"
     yield _fact("exportable", f"{fits} (transformers config, rope_type longrope)")
     yield ""
@@ -98,6 +99,7 @@ def _facts(table: Factors) -> Iterator[Part]:
             yield _fact(name.replace("_", " "), ", ".join(f"{factor:.6g}" for factor in factors))
     yield _fact("start tokens", str(table.start_tokens))
     yield _fact("attention", f"factor {table.attention_factor:.6g}")
+    yield from _critical(table)
     searched = table.search
     if searched is not None:
         ended = {"budget": "; stopped by the budget", "algorithm": "; the algorithm ended by itself"}
@@ -115,7 +117,8 @@ def factors_figure(table: Factors) -> Figure:
         points = [(point.forwards, point.objective) for point in table.history]
         curve = SearchCurve(points, table.baselines, table.target_length)
     original = table.model.original_max_position_embeddings
-    lines = FactorLines(table.lists(), table.rule_factors(), table.periods(), original)
+    pair = None if table.critical_pair is None else table.critical_pair.found
+    lines = FactorLines(table.lists(), table.rule_factors(), table.periods(), original, pair)
     title = f"{Path(table.model.name).name}: rescale factors for {table.target_length:,} tokens"
     return search_figure(curve, lines, title)
 
@@ -139,6 +142,16 @@ def _sentences(table: Factors) -> Iterator[Part]:
     for sentence in (*table.cautions(), *table.remarks()):
         yield ""
         yield sentence
+
+
+def _critical(table: Factors) -> list[str]:
+    """The critical pair beside the theoretical one, if the search looked for it."""
+    name = "critical pair"
+    return (
+        []
+        if table.critical_pair is None
+        else [_fact(name, str(table.critical_pair).removeprefix(f"{name} "))]
+    )
 
 
 def _fact(name: str, value: Any) -> str:

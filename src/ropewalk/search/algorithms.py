@@ -6,7 +6,8 @@ the unit of cost, called a *forward*.
 
 ``evolution`` is the algorithm of the LongRoPE paper: generations of mutation and crossover that stay within the search
 space. Source: Ding et al., LongRoPE, arXiv:2402.13753, algorithm 1 and section 3.3; the default settings are the
-paper's.
+paper's. In LongRoPE2's space (Shang et al., arXiv:2502.20082, algorithms 1 and 2) a mutation keeps the critical pair of
+its parent, and so does a crossover that of its first parent.
 
 ``cma-es`` is covariance matrix adaptation of offsets to the log factors of the best candidate so far. The offsets are
 set at a few knots and interpolated linearly over the pair index between them, because neighbouring pairs have similar
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from ropewalk.errors import RopewalkError
 from ropewalk.search.settings import ALGORITHMS
-from ropewalk.search.space import Candidate, Space
+from ropewalk.search.space import Candidate, Space, with_factors_below
 
 
 class Job(NamedTuple):
@@ -116,29 +117,34 @@ class EvolutionSettings:
 def mutate(space: Space, parent: Candidate, probability: float, random: np.random.Generator) -> Candidate:
     """A copy of the parent with some factors redrawn, each between its neighbours, so that factors stay ascending.
 
+    The critical pair stays, and the factors before it are derived anew.
+
     Args:
         space: search space of the parent.
         parent: candidate to mutate.
         probability: probability of redrawing each factor, and n̂.
         random: random generator.
     """
-    levels = space.levels_of(parent)
-    for pair in range(space.pairs):
+    levels, first = space.levels_of(parent), parent.critical_pair
+    for pair in range(first, space.pairs):
         if random.random() < probability:
             # Between its neighbours as mutated so far, so that every mutant is ascending without repair.
-            low = levels[pair - 1] if pair else 0
+            low = levels[pair - 1] if pair > first else space.lowest
             high = levels[pair + 1] if pair + 1 < space.pairs else space.levels - 1
             levels[pair] = int(random.integers(low, high + 1))
     tokens = parent.start_tokens
     if len(space.start_tokens) > 1 and random.random() < probability:
         tokens = int(random.choice(space.start_tokens))
-    return space.of_levels(levels, tokens)
+    return space.of_levels(levels, tokens, first)
 
 
 def crossover(
     space: Space, first: Candidate, second: Candidate, probability: float, random: np.random.Generator
 ) -> Candidate | None:
     """The first parent with some factors taken from the second; None if the result does not ascend.
+
+    Parents with different critical pairs exchange only factors that are free in both, from the later of the two pairs
+    on. The child has the critical pair of the first parent, and the factors before it are derived anew.
 
     Args:
         space: search space of both parents.
@@ -148,9 +154,11 @@ def crossover(
     """
     # Drawn in one call whatever the outcome: the stream of random numbers then depends on the seed alone.
     from_second = random.random(space.pairs + 1) < probability
+    from_second[: max(first.critical_pair, second.critical_pair)] = False
     pairs = zip(first.rescale_factors, second.rescale_factors, from_second[:-1], strict=True)
     tokens = second.start_tokens if from_second[-1] else first.start_tokens
-    child = Candidate(tuple(b if taken else a for a, b, taken in pairs), tokens)
+    factors = tuple(b if taken else a for a, b, taken in pairs)
+    child = with_factors_below(factors, tokens, first.critical_pair)
     return child if space.contains(child) else None
 
 

@@ -6,7 +6,7 @@ ask for what is far away (:mod:`ropewalk.search.needle_rows`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -183,23 +183,46 @@ def _documents(
 def _needles(
     text: SourceSpec, tokenizer: Any, goal: Goal, settings: SearchSettings
 ) -> tuple[Sequence[Row], Sequence[Row], bool]:
-    length, count, held_out = goal.target_length, settings.documents, settings.held_out
+    texts = (document.text for document in draw_documents([text], settings.seed))
+    rows, judged, used = search_needles(
+        texts, tokenizer, goal.target_length, goal.trained_length, settings.documents, settings.held_out
+    )
+    if not used:
+        raise RopewalkError(f"{text.path} contains no document to hide needles in; give another text")
+    return rows, judged, False
+
+
+def search_needles(
+    documents: Iterable[str], tokenizer: Any, length: int, trained_length: int, count: int, held_out: int
+) -> tuple[Sequence[Row], Sequence[Row], int]:
+    """Needle rows to search on, needle rows in other documents, and the number of documents of the first.
+
+    Args:
+        documents: texts, of which only as many are read as the rows may need.
+        tokenizer: tokenizer of the model.
+        length: tokens per row.
+        trained_length: if it is shorter, needles are at least so many tokens away from their answers.
+        count, held_out: number of rows to search on, and of others.
+
+    Raises:
+        RopewalkError: see :func:`~ropewalk.search.needle_rows.needle_rows`. Without any document there are no rows.
+    """
     # At or below the trained length no needle can be beyond it; half of the row is then the default.
-    needles = Needles(goal.trained_length if goal.trained_length < length else None)
+    needles = Needles(trained_length if trained_length < length else None)
     # Reading stops early: a corpus may have millions of documents, and needles need only the first few.
     wanted = CHARACTERS * length * (count + held_out)
     texts: list[str] = []
     characters = 0
-    for document in draw_documents([text], settings.seed):
-        texts.append(document.text)
-        characters += len(document.text)
+    for text in documents:
+        texts.append(text)
+        characters += len(text)
         if characters >= wanted and len(texts) > 1:
             break
     if not texts:
-        raise RopewalkError(f"{text.path} contains no document to hide needles in; give another text")
+        return [], [], 0
     # In halves, if there are at least two: sources take turns, so every other document may be of one source.
     half = (len(texts) + 1) // 2 if held_out else len(texts)
     own, other = texts[:half], texts[half:]
     rows = needle_rows(tokenizer, own, length, count, SEARCH_SEED, needles)
     judged = needle_rows(tokenizer, other, length, held_out, HELD_OUT_SEED, needles) if other else []
-    return rows, judged, False
+    return rows, judged, half

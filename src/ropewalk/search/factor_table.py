@@ -27,6 +27,7 @@ from ropewalk.rope import (
     unscaled_inv_freq,
 )
 from ropewalk.search.goal import TITLES, Goal, goal_of, rescale_factors
+from ropewalk.search.space import ALL_PAIRS
 
 FORMAT: Literal["ropewalk-factors/1"] = "ropewalk-factors/1"
 LARGEST_NATS = math.log(sys.float_info.max)
@@ -84,6 +85,28 @@ class Best(_Strict):
     start_tokens: int = 0
 
 
+class CriticalPair(_Strict):
+    """The critical pair of a search in LongRoPE2's space; pairs are counted from 0, the fastest.
+
+    The critical dimension that :func:`~ropewalk.rope.theory.critical_dimension` counts is twice a critical pair.
+
+    Attributes:
+        found: first pair with a factor of its own; the factors before it follow from its factor.
+        smallest, theoretical: first and last pair that the search could choose; in theory the last one is the critical
+            pair.
+    """
+
+    found: int
+    smallest: int
+    theoretical: int
+
+    def __str__(self) -> str:
+        return (
+            f"critical pair {self.found}, counted from 0, of {self.smallest} to {self.theoretical} (in theory "
+            f"{self.theoretical}); critical dimension {2 * self.found} (in theory {2 * self.theoretical})"
+        )
+
+
 class Point(_Strict):
     """Objective of one candidate as a perplexity (None if infinite), and the forwards spent when it was reached."""
 
@@ -97,6 +120,7 @@ class SearchRecord(_Strict):
     Attributes:
         objective: the loss that the search minimised: ``perplexity`` (the loss of all tokens) or ``needle`` (the loss
             of the answers to questions about hidden numbers).
+        space: search space: ``all-pairs`` (LongRoPE) or ``critical-dimension`` (LongRoPE2).
         short_penalty: weight of a penalty on the loss at the trained length; 0 for none.
         algorithm, seed, budget, racing: the options of ``ropewalk search`` with these names.
         documents: number of rows that each candidate was measured on, including those for ``short_penalty``.
@@ -113,6 +137,7 @@ class SearchRecord(_Strict):
     """
 
     objective: str
+    space: str = ALL_PAIRS
     short_penalty: float = 0.0
     algorithm: str
     seed: int
@@ -151,6 +176,7 @@ class Factors(_Strict):
             factors.
         start_tokens: n̂ of the long factors: number of initial tokens whose RoPE angles stay unscaled.
         attention_factor: multiplier of cos and sin, with which the factors were searched or published.
+        critical_pair: critical pair of the long factors, if the search looked for one.
         provenance: origin of the factors: a search, a CSV file or a published config.
         best: best candidate of the search; None for imported factors.
         baselines: perplexity of each baseline (PI, NTK, YaRN) on the rows of the search; None means infinite. Empty for
@@ -171,6 +197,7 @@ class Factors(_Strict):
     short_factor: tuple[float, ...] | None = None
     start_tokens: int = Field(default=0, ge=0)
     attention_factor: float = Field(gt=0)
+    critical_pair: CriticalPair | None = None
     provenance: Provenance
     best: Best | None = None
     baselines: dict[str, float | None] = {}

@@ -16,7 +16,16 @@ from ropewalk.rope import (
     longrope_attention_factor,
     unscaled_inv_freq,
 )
-from ropewalk.search.space import CAP, Candidate, Space
+from ropewalk.rope.theory import critical_pairs
+from ropewalk.search.space import (
+    ALL_PAIRS,
+    CAP,
+    CRITICAL_CAP,
+    CRITICAL_DIMENSION,
+    Candidate,
+    Space,
+    SpaceName,
+)
 
 PI, NTK, YARN = "pi", "ntk", "yarn"
 ORIGINAL, LONG = "original", "long"
@@ -56,17 +65,27 @@ class Goal:
         """Extension ratio ``s``: target length / original length, at least 1."""
         return max(1.0, self.target_length / self.original_length)
 
-    def space(self, start_tokens: tuple[int, ...] = (0,), largest: float | None = None) -> Space:
+    def space(
+        self,
+        start_tokens: tuple[int, ...] = (0,),
+        largest: float | None = None,
+        name: SpaceName = ALL_PAIRS,
+    ) -> Space:
         """Search space of this goal.
 
         Args:
             start_tokens: allowed start-token counts n̂.
-            largest: upper bound of the factors. None means ``1.25 · s`` for long factors; for short factors, half of
-                the checkpoint's largest long factor but at least 1.25, because short texts need less interpolation.
+            largest: upper bound of the factors. None means ``1.25 · s`` for long factors (``2 · s`` in LongRoPE2's
+                space); for short factors, half of the checkpoint's largest long factor but at least 1.25, because
+                short texts need less interpolation.
+            name: LongRoPE's space or LongRoPE2's.
 
         Raises:
-            RopewalkError: if the start tokens cover the whole target length.
+            RopewalkError: if the start tokens cover the whole target length; if LongRoPE2's space is to have short
+                factors, or no whole factor from ``s`` to ``largest``.
         """
+        if name == CRITICAL_DIMENSION:
+            return self._critical_space(largest)
         if largest is None:
             scale = self.scale
             if self.short and isinstance(self.current, LongRope):
@@ -79,6 +98,21 @@ class Goal:
                 "start_tokens (--start-tokens)"
             )
         return Space(self.current.rotary_dim // 2, largest, start_tokens)
+
+    def _critical_space(self, largest: float | None) -> Space:
+        if self.short:
+            raise RopewalkError(
+                f"the space {CRITICAL_DIMENSION} is for long factors, but factors for {self.target_length} tokens "
+                f"(within the original length of {self.original_length}) are short factors; use the space {ALL_PAIRS}"
+            )
+        largest = CRITICAL_CAP * self.scale if largest is None else largest
+        allowed = tuple(self.critical_pairs)
+        return Space(self.current.rotary_dim // 2, largest, smallest=self.scale, critical_pairs=allowed)
+
+    @property
+    def critical_pairs(self) -> range:
+        """Pairs that may be the real critical pair; the last is the theoretical one."""
+        return critical_pairs(self.current.rotary_dim, self.current.rope_theta, self.original_length)
 
     def method(self, candidate: Candidate) -> LongRope:
         """Method to measure a candidate with; its factors apply at every length.
@@ -146,8 +180,18 @@ class Goal:
             YARN: Yarn(dim, theta, ratio, self.trained_length),
         }
 
-    def seeds(self, space: Space) -> dict[str, Candidate]:
-        """Initial candidates by name: the baselines' factors, moved to the nearest point of the space."""
+    def seeds(self, space: Space, seed: int = 0) -> dict[str, Candidate]:
+        """Initial candidates by name: the baselines' factors, moved to the nearest point of the space.
+
+        The baselines lie outside LongRoPE2's space. There the initial candidates are one for each critical pair, with
+        factors drawn with the random ``seed``.
+        """
+        if space.has_critical_pairs:
+            import numpy as np
+
+            # A generator of its own: the algorithm draws from that of the seed itself.
+            random = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
+            return {f"critical pair {each.critical_pair}": each for each in space.start(random)}
         return {name: space.nearest(factors) for name, factors in self.baseline_factors().items()}
 
     def baseline_factors(self) -> dict[str, tuple[float, ...]]:

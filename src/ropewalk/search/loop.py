@@ -74,6 +74,8 @@ def lines_of(n_documents: int | None = None) -> Lines[Job, tuple[Job, float]]:
         write=lambda entry: {
             "rescale_factors": entry[0].candidate.rescale_factors,
             "start_tokens": entry[0].candidate.start_tokens,
+            # Without the key where every pair has a factor of its own, as in all logs of earlier versions.
+            **({"critical_pair": pair} if (pair := entry[0].candidate.critical_pair) else {}),
             "document": entry[0].document,
             "loss": entry[1] if math.isfinite(entry[1]) else None,
         },
@@ -120,6 +122,7 @@ def _entry(line: Mapping[str, Any], n_documents: int | None) -> tuple[Job, float
     candidate = Candidate(
         tuple(_finite("rescale_factors", each) for each in factors),
         _count("start_tokens", line["start_tokens"]),
+        _count("critical_pair", line.get("critical_pair", 0)),
     )
     if n_documents is not None and _count("document", document) >= n_documents:
         raise ValueError(

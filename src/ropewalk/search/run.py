@@ -30,6 +30,7 @@ from ropewalk.search.algorithms import algorithm_named
 from ropewalk.search.data import SearchData, search_data
 from ropewalk.search.factor_table import (
     Best,
+    CriticalPair,
     Factors,
     FactorsModel,
     HeldOut,
@@ -52,7 +53,7 @@ from ropewalk.search.loop import (
 )
 from ropewalk.search.objective import Forwards, ModelEvaluator, ShortPenalty
 from ropewalk.search.settings import SearchConfig, SearchSettings, check_budget
-from ropewalk.search.space import Candidate
+from ropewalk.search.space import ALL_PAIRS, Candidate, Space
 from ropewalk.versions import software_versions
 
 LOG_FORMAT = "ropewalk-search/1"
@@ -201,13 +202,13 @@ def find(
     penalty = ShortPenalty(data.short_rows, settings.short_penalty) if settings.short_penalty else None
     forwards = Forwards(settings.batch, settings.prefill_chunk, context.world)
     evaluator = ModelEvaluator(model, goal, data.rows, penalty, forwards)
-    space = goal.space(settings.start_tokens, settings.largest)
+    space = space_of(goal, settings)
     # Before the search, so that rows that do not fit in memory fail before any of the budget is spent.
     baselines = {name: evaluator.baseline(method) for name, method in goal.baselines().items()}
     algorithm = algorithm_named(settings.algorithm)
     strategy = Strategy(algorithm, settings.budget, settings.seed, settings.racing)
     with progress_bar(context.rank_0_reporter, problem.label, settings.budget) as progress:
-        minimum = minimise(space, evaluator, strategy, goal.seeds(space), ledger, progress)
+        minimum = minimise(space, evaluator, strategy, goal.seeds(space, settings.seed), ledger, progress)
     judged = None
     if data.held_out:
         # Without the short penalty: held-out rows judge the target length alone.
@@ -218,6 +219,11 @@ def find(
         }
         judged = {name: judge.baseline(method) for name, method in methods.items()}
     return SearchOutcome(problem, minimum, baselines, judged, time.perf_counter() - started)
+
+
+def space_of(goal: Goal, settings: SearchSettings) -> Space:
+    """Search space of a goal with these settings."""
+    return goal.space(settings.start_tokens, settings.largest, settings.space)
 
 
 @contextmanager
@@ -300,6 +306,7 @@ def factors_found(outcome: SearchOutcome, model: FactorsModel, device: str, dtyp
     goal, data, settings = outcome.problem.goal, outcome.problem.data, outcome.problem.settings
     minimum = outcome.minimum
     best = minimum.best.candidate
+    pairs = goal.critical_pairs if best.critical_pair else None
     reached = perplexity(minimum.best.objective)
     if reached is None:
         raise RopewalkError(
@@ -321,6 +328,8 @@ def factors_found(outcome: SearchOutcome, model: FactorsModel, device: str, dtyp
         short_factor=best.rescale_factors if goal.short else None,
         start_tokens=best.start_tokens,
         attention_factor=goal.attention_factor,
+        critical_pair=pairs
+        and CriticalPair(found=best.critical_pair, smallest=pairs[0], theoretical=pairs[-1]),
         provenance=Provenance(
             kind="search", source=f"{settings.algorithm}, seed {settings.seed}, on {data.source}"
         ),
@@ -342,6 +351,7 @@ def _record(outcome: SearchOutcome, device: str, dtype: str) -> SearchRecord:
     goal, data, settings = outcome.problem.goal, outcome.problem.data, outcome.problem.settings
     return SearchRecord(
         objective=settings.objective,
+        space=settings.space,
         short_penalty=settings.short_penalty,
         algorithm=settings.algorithm,
         seed=settings.seed,
@@ -350,7 +360,7 @@ def _record(outcome: SearchOutcome, device: str, dtype: str) -> SearchRecord:
         documents=len(data.measured),
         text=data.source,
         documents_sha256=data.sha256,
-        largest=goal.space(settings.start_tokens, settings.largest).largest,
+        largest=space_of(goal, settings).largest,
         start_tokens=settings.start_tokens,
         device=device,
         dtype=dtype,
@@ -388,9 +398,9 @@ def _prepared(config: SearchConfig, context: RunContext) -> _Ready:
     current = checked.full_attention_rope
     goal = goal_of(current, checked.trained_length, config.target_length, settings.attention_factor)
     _check_goal(goal, settings)
-    space = goal.space(settings.start_tokens, settings.largest)
+    space = space_of(goal, settings)
     # Before the text is read and tokenised, which may take minutes.
-    check_budget(settings.budget, len(set(goal.seeds(space).values())), settings.rows)
+    check_budget(settings.budget, len(set(goal.seeds(space, settings.seed).values())), settings.rows)
     data = search_data(config.text, load_tokenizer(path, checked.vocab_size), goal, settings)
     if data.joined:
         context.rank_0_reporter.note(
@@ -437,6 +447,7 @@ def _finished(config: SearchConfig, ready: _Ready) -> Factors | None:
         "target length": config.target_length,
         "attention_factor": ready.goal.attention_factor,
         "objective": settings.objective,
+        "space": settings.space,
         "short_penalty": settings.short_penalty,
         "algorithm": settings.algorithm,
         "seed": settings.seed,
@@ -444,7 +455,7 @@ def _finished(config: SearchConfig, ready: _Ready) -> Factors | None:
         "racing": settings.racing,
         "documents": len(ready.data.measured),
         "documents_sha256": ready.data.sha256,
-        "largest": ready.goal.space(settings.start_tokens, settings.largest).largest,
+        "largest": space_of(ready.goal, settings).largest,
         "start_tokens": settings.start_tokens,
     }
     refuse_other(
@@ -460,7 +471,7 @@ def _finished(config: SearchConfig, ready: _Ready) -> Factors | None:
 
 def _check_goal(goal: Goal, settings: SearchSettings) -> None:
     """Raise for settings that contradict the goal."""
-    space = goal.space(settings.start_tokens, settings.largest)
+    space = space_of(goal, settings)
     # Build the method once, so that its own checks (an attention factor of 0, say) fail before the search.
     goal.extended(Candidate((1.0,) * space.pairs, max(settings.start_tokens)))
     if goal.short and settings.short_penalty:
@@ -486,12 +497,15 @@ def _dtype_name(dtype: torch.dtype) -> str:
 def _header(config: SearchConfig, ready: _Ready, loaded: Any) -> dict[str, Any]:
     """Inputs that determine losses and candidates; without the budget and settings that affect only speed."""
     settings = config.settings
+    # Without the key in LongRoPE's space, as in all logs of earlier versions.
+    named = {} if settings.space == ALL_PAIRS else {"space": settings.space}
     return {
         "format": LOG_FORMAT,
         "model_sha256": model_digest(ready.path),
         "target_length": config.target_length,
         "attention_factor": ready.goal.attention_factor,
         "objective": settings.objective,
+        **named,
         "documents": settings.documents,
         "seed": settings.seed,
         # After the settings that also decide which documents are drawn, so that a refusal names the cause.
@@ -499,7 +513,7 @@ def _header(config: SearchConfig, ready: _Ready, loaded: Any) -> dict[str, Any]:
         "short_penalty": settings.short_penalty,
         "algorithm": settings.algorithm,
         "racing": settings.racing,
-        "largest": ready.goal.space(settings.start_tokens, settings.largest).largest,
+        "largest": space_of(ready.goal, settings).largest,
         "start_tokens": list(settings.start_tokens),
         "dtype": _dtype_name(loaded.dtype),
     }

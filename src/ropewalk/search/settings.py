@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import (
@@ -25,7 +25,7 @@ from ropewalk.io.settings import (
     Settings,
     written,
 )
-from ropewalk.search.space import SMALLEST, START_TOKENS
+from ropewalk.search.space import ALL_PAIRS, CRITICAL_DIMENSION, SMALLEST, START_TOKENS, SpaceName
 
 AlgorithmName = Literal["cma-es", "evolution"]
 ALGORITHMS: tuple[AlgorithmName, ...] = ("cma-es", "evolution")
@@ -98,12 +98,14 @@ class ShortFactorSearch(Settings):
         default=None,
         ge=SMALLEST,
         description="Largest factor to try. Default for long factors: 1.25 times the target length divided by the "
-        "original length. Default for short factors: half of the model's largest long factor, but at least 1.25.",
+        "original length, or 2 times in the space critical-dimension. Default for short factors: half of "
+        "the model's largest long factor, but at least 1.25.",
     )
     algorithm: Annotated[AlgorithmName, ALGORITHM] = Field(
         default=DEFAULT_ALGORITHM,
         description="Search algorithm: cma-es (CMA-ES, which needed fewer measurements in ropewalk's tests) or "
-        "evolution (the algorithm of the LongRoPE paper).",
+        "evolution (the algorithm of the LongRoPE papers). The space critical-dimension takes evolution alone, which "
+        "is its default.",
     )
     budget: Annotated[Count, COMMON] = Field(
         default=500,
@@ -138,6 +140,34 @@ class LongFactorSearch(ShortFactorSearch):
         "the loss with its present RoPE. 0: no penalty.",
     )
 
+    space: Annotated[SpaceName, SPACE] = Field(
+        default=ALL_PAIRS,
+        description="Search space: all-pairs (LongRoPE: a factor of its own for each pair) or critical-dimension "
+        "(LongRoPE2: only from a critical pair on, which is searched too; the pairs before it follow from its "
+        "factor).",
+    )
+    objective: Annotated[Literal["perplexity", "needle"], OBJECTIVE] = Field(
+        default="perplexity",
+        description="Loss to minimise: perplexity (loss of all tokens) or needle (loss of the answers to questions "
+        "about numbers hidden in the text).",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _algorithm_of_space(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("space") == CRITICAL_DIMENSION:
+            return {"algorithm": "evolution", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _is_searched_by(self) -> LongFactorSearch:
+        if self.space == CRITICAL_DIMENSION and self.algorithm != "evolution":
+            raise ValueError(
+                f"algorithm {self.algorithm} cannot search the space {CRITICAL_DIMENSION}, because its coordinates are "
+                "offsets to factors and have no place for the critical pair; use algorithm evolution"
+            )
+        return self
+
     @property
     def rows(self) -> int:
         return self.documents * (2 if self.short_penalty else 1)
@@ -148,11 +178,6 @@ class SearchSettings(LongFactorSearch):
 
     group: ClassVar[str | None] = COMPUTATION.group
 
-    objective: Annotated[Literal["perplexity", "needle"], OBJECTIVE] = Field(
-        default="perplexity",
-        description="Loss to minimise: perplexity (loss of all tokens) or needle (loss of the answers to questions "
-        "about numbers hidden in the text).",
-    )
     held_out: Annotated[Count, OBJECTIVE] = Field(
         default=5,
         ge=0,
@@ -177,6 +202,15 @@ class SearchSettings(LongFactorSearch):
     )
     dtype: Dtype = "auto"
     device: Device = "auto"
+
+    @model_validator(mode="after")
+    def _can_be_stored(self) -> SearchSettings:
+        if self.space == CRITICAL_DIMENSION and self.start_tokens != (0,):
+            raise ValueError(
+                f"the space {CRITICAL_DIMENSION} has no start tokens, got {','.join(map(str, self.start_tokens))}; use "
+                f"start_tokens 0, or the space {ALL_PAIRS}"
+            )
+        return self
 
     def within(self, length: int) -> SearchSettings:
         """These settings without the start-token choices that would cover the whole ``length``.

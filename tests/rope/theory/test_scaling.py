@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope import critical_dimension, scaled_theta, unscaled_inv_freq
+from ropewalk.rope.theory import critical_pairs
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,32 @@ def test_critical_dimension_refuses(arguments: tuple[int, float, int], said: str
 def test_scaled_theta_refuses(arguments: tuple[float, int, int], said: str) -> None:
     with pytest.raises(RopewalkError, match=said):
         scaled_theta(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        # Llama 3 8B, and Phi-3 mini as in the LongRoPE2 paper, whose theoretical critical pairs are 35 and 31.
+        ((128, 5e5, 8192), range(24, 36)),
+        ((96, 1e4, 2048), range(19, 32)),
+        # No pair turns ten times within 32 tokens, and within 10 million every pair turns once.
+        ((32, 1e4, 32), range(1, 4)),
+        ((32, 1e4, 10**7), range(15, 16)),
+    ],
+)
+def test_critical_pairs_lie_between_ten_turns_and_one(
+    arguments: tuple[int, float, int], expected: range
+) -> None:
+    found = critical_pairs(*arguments)
+    assert found == expected
+    dim, base, length = arguments
+    turns = [length * base ** (-2 * pair / dim) / (2 * math.pi) for pair in range(dim // 2)]
+    # By counting turns instead of solving for the pair; where the clamps do not bind.
+    if found[0] > 1 and found[-1] < dim // 2 - 1:
+        assert found == range(sum(each > 10 for each in turns), sum(each > 1 for each in turns) + 1)
+        assert critical_dimension(*arguments) == 2 * found[-1]
+
+
+def test_one_pair_has_no_critical_pair() -> None:
+    with pytest.raises(RopewalkError, match="rotary_dim 2 has 1 pair"):
+        critical_pairs(2, 1e4, 512)

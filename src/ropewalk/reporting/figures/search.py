@@ -64,12 +64,15 @@ class FactorLines:
         rules: factors ``[pairs]`` of rules by name, at most three lists.
         periods: period of each pair ``[pairs]`` before scaling, tokens.
         original_length: trained length of the model before its context was extended, tokens.
+        critical_pair: first pair with a factor of its own; the factors before it follow from it. None or 0 if every
+            pair has one.
     """
 
     found: Mapping[str, Sequence[float]]
     rules: Mapping[str, Sequence[float]]
     periods: Sequence[float]
     original_length: int
+    critical_pair: int | None = None
 
 
 def search_figure(
@@ -179,13 +182,19 @@ def _draw_factors(axes: Axes, lines: FactorLines) -> _Described:
         at = unseen[0] - 0.5
         words = f"period > {length_text(lines.original_length)} →"
         rule(axes, at, words, beside(at > 0.6 * len(pairs)), foot=True)
+    derived = ""
+    if lines.critical_pair:
+        at = lines.critical_pair - 0.5
+        # On the left, where the factors found lie lower, if there is room.
+        rule(axes, at, f"critical pair {lines.critical_pair}", beside(at > 0.3 * len(pairs)), colour=BLUE)
+        derived = " The factors found left of the blue line follow from that of the critical pair."
     told = [
         tell(f"factors {_named(name)}", pairs, each, lambda n: f"pair {n:.0f}")
         for name, each in plotted.items()
     ]
     caption = (
         f"Rescale factors divide the frequencies. The pairs right of the dashed line ({len(unseen)} of {len(pairs)}) "
-        f"do not complete a turn within the original {lines.original_length:,} tokens."
+        f"do not complete a turn within the original {lines.original_length:,} tokens.{derived}"
     )
     return caption, told
 

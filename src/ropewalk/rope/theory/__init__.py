@@ -45,6 +45,7 @@ from ropewalk.rope.theory.rules import (
 from ropewalk.rope.theory.scaling import (
     SHORTEST_LENGTH as SHORTEST_LENGTH,
     critical_dimension as critical_dimension,
+    critical_pairs as critical_pairs,
     ntk_theta as ntk_theta,
     scaled_theta as scaled_theta,
 )

@@ -38,6 +38,36 @@ def critical_dimension(rotary_dim: int, rope_theta: float, trained_length: int) 
     return min(2 * pairs, rotary_dim)
 
 
+def critical_pairs(rotary_dim: int, rope_theta: float, trained_length: int) -> range:
+    """Pairs, counted from 0, that may be the real critical pair: the first pair whose training was insufficient.
+
+    From ``⌈d/2 · log_b(T/20π)⌉``, the first pair that turns at most ten times within ``T``, to the theoretical critical
+    pair ``⌈d/2 · log_b(T/2π)⌉``, the first that turns at most once. Both are at least 1 and at most ``d/2 - 1``.
+
+    Args:
+        rotary_dim, rope_theta, trained_length: as for :func:`critical_dimension`, which is twice the theoretical
+            critical pair.
+
+    Raises:
+        RopewalkError: if an argument is out of range, or there is only one pair.
+
+    Example:
+        >>> critical_pairs(128, 5e5, 8192)
+        range(24, 36)
+
+    Source: Shang et al., LongRoPE2, arXiv:2502.20082, section 3.3 and algorithm 1.
+    """
+    theoretical = critical_dimension(rotary_dim, rope_theta, trained_length) // 2
+    slowest = rotary_dim // 2 - 1
+    if slowest < 1:
+        raise RopewalkError(
+            f"a critical pair needs a faster pair before it, but rotary_dim {rotary_dim} has 1 pair"
+        )
+    ten_turns = math.ceil(rotary_dim / 2 * math.log(trained_length / (20 * math.pi), rope_theta))
+    low, high = (min(max(each, 1), slowest) for each in (ten_turns, theoretical))
+    return range(low, high + 1)
+
+
 def scaled_theta(rope_theta: float, trained_length: int, target_length: int) -> float:
     """The base for a longer context that keeps the critical dimension: ``b^(ln(T'/2π) / ln(T/2π))``.
 

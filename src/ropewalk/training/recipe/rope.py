@@ -19,9 +19,10 @@ from pydantic import (
 
 from ropewalk.io.settings import FREE, TEXT, Count, Settings, written
 from ropewalk.rope.methods import METHODS
-from ropewalk.rope.methods.base import RopeMethod, compared_methods, trainable_methods
+from ropewalk.rope.methods.base import CRITICAL_PAIR, RopeMethod, compared_methods, trainable_methods
 from ropewalk.rope.target import YARN_AT, check_candidate
 from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch, check_budget
+from ropewalk.search.space import ALL_PAIRS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 """Layer types that have their own RoPE in some checkpoints; layers of the first type limit the context."""
@@ -49,8 +50,16 @@ class Search(LongFactorSearch):
 
     @model_validator(mode="after")
     def _check(self) -> Search:
-        check_budget(self.budget, SEEDS, self.rows)
+        # How many initial candidates LongRoPE2's space has depends on the model; the stage's goal checks it.
+        check_budget(self.budget, SEEDS if self.space == ALL_PAIRS else 1, self.rows)
         return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit later keys that have their defaults, so that runs of earlier versions can be resumed."""
+        stated: dict[str, Any] = handler(self)
+        later = {name: type(self).model_fields[name].default for name in ("space", "objective")}
+        return {key: value for key, value in stated.items() if key not in later or value != later[key]}
 
 
 def _describe(name: str, owners: Sequence[type[RopeMethod]]) -> str:
@@ -180,7 +189,7 @@ class Rope(_Parameters):
         return {
             key: value
             for key, value in stated.items()
-            if key not in ("parameters", *LAYER_TYPES) or value is not None
+            if key not in ("parameters", CRITICAL_PAIR, *LAYER_TYPES) or value is not None
         }
 
     @field_validator("method")

@@ -19,11 +19,16 @@ from ropewalk.io.digests import digest
 from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.parallel.context import RunContext
 from ropewalk.search import Candidate, Factors, Goal, Ledger, goal_of, write_factors
-from ropewalk.search.data import SearchData, rows_digest, search_rows
-from ropewalk.search.factor_table import FactorsModel
+from ropewalk.search.data import SearchData, beginning, rows_digest, search_needles, search_rows
+from ropewalk.search.factor_table import CriticalPair, FactorsModel
 from ropewalk.search.goal import TITLES
 from ropewalk.search.run import SearchOutcome, SearchProblem, factors_found, find, search_ledger
-from ropewalk.search.settings import LongFactorSearch, SearchSettings, ShortFactorSearch
+from ropewalk.search.settings import (
+    LongFactorSearch,
+    SearchSettings,
+    ShortFactorSearch,
+    check_budget,
+)
 from ropewalk.training.checkpoint.files import read_record
 from ropewalk.training.checkpoint.sharded import load_weights
 from ropewalk.training.documents import (
@@ -43,7 +48,7 @@ from ropewalk.training.stage_rope.base import (
 from ropewalk.training.update.step import autocast
 
 SHORT, SHORT_LABEL = "short", "the short factors"
-HELD_OUT, TRAINING = "held-out rows", "training rows"
+HELD_OUT, TRAINING, NEEDLES = "held-out rows", "training rows", "rows with needles in held-out documents"
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,11 @@ class WantedRows:
     def has_penalty(self) -> bool:
         """Whether the search also needs rows of the trained length, for its short penalty."""
         return isinstance(self.settings, LongFactorSearch) and self.settings.short_penalty > 0
+
+    @property
+    def has_needles(self) -> bool:
+        """Whether candidates are measured on needles hidden in the documents."""
+        return isinstance(self.settings, LongFactorSearch) and self.settings.objective == "needle"
 
 
 def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
@@ -94,7 +104,7 @@ def rows_for_search(wanted: WantedRows, at: AtStage) -> SearchData:
             if len(documents) == known:
                 raise
             known, limit = len(documents), 2 * limit
-    if packed is None or packed.settings.context != target or wanted.has_penalty:
+    if packed is None or packed.settings.context != target or wanted.has_penalty or wanted.has_needles:
         raise RopewalkError(
             f"{wanted.label}: the search needs held-out documents, but there are none; raise "
             "data.validation_documents, or set data.validation_sources"
@@ -141,6 +151,8 @@ def _held_out_rows(
         if number not in taken:
             hashes.append(number)
             free.append(document)
+    if wanted.has_needles:
+        return _needle_rows(wanted, resolved, hashes, free)
     try:
         rows, others = search_rows(free, target, *special, count, count)
         short = search_rows(free, trained, *special, count, 0)[0] if wanted.has_penalty else None
@@ -165,6 +177,25 @@ def _held_out_rows(
         HELD_OUT,
         documents=frozenset(hashes[number] for number in measured),
     )
+
+
+def _needle_rows(
+    wanted: WantedRows, resolved: ResolvedRecipe, hashes: Sequence[int], documents: Sequence[Ids]
+) -> SearchData:
+    """Rows with needles in the held-out documents that the evaluation does not use."""
+    target, trained, count = wanted.target_length, wanted.trained_length, wanted.settings.documents
+    texts = (resolved.tokenizer.decode(document) for document in documents)
+    try:
+        rows, others, used = search_needles(texts, resolved.tokenizer, target, trained, count, count)
+    except RopewalkError as error:
+        raise RopewalkError(f"{wanted.label}: {error}") from error
+    if not used:
+        raise RopewalkError(
+            f"{wanted.label}: the evaluation uses all held-out documents, and needles are hidden in others; "
+            f"{_for_more(resolved.recipe)}"
+        )
+    short = [beginning(row, min(trained, target)) for row in rows] if wanted.has_penalty else []
+    return SearchData(rows, others, short, NEEDLES, documents=frozenset(hashes[:used]))
 
 
 def _too_few(
@@ -231,7 +262,9 @@ def split_of(name: str, wanted: WantedRows, resolved: ResolvedRecipe) -> dict[st
         "search": name,
         "documents": wanted.settings.documents,
         "target_length": wanted.target_length,
-        "trained_length": wanted.trained_length if wanted.has_penalty else None,
+        "trained_length": wanted.trained_length if wanted.has_penalty or wanted.has_needles else None,
+        # Without the key in splits of earlier versions.
+        **({"objective": "needle"} if wanted.has_needles else {}),
         "evaluated": [evaluation.rows, perplexity_lengths(resolved), evaluation.reads_documents]
         if evaluation.reads_text
         else None,
@@ -316,9 +349,13 @@ def search_goals(recipe: Recipe, number: int, before: Before) -> tuple[Goal, Goa
     attention_factor = rope.parameter("attention_factor")
     try:
         goal = goal_of(before.method, before.length, stage.context, attention_factor)
+        own = goal
+        if search.weights == "checkpoint":
+            own = goal_of(*before.checkpoint, stage.context, attention_factor)
+        space = own.space(largest=search.largest, name=search.space)
+        check_budget(search.budget, len(own.seeds(space)), search.rows)
         if search.weights == "current":
             return goal, goal
-        own = goal_of(*before.checkpoint, stage.context, attention_factor)
     except RopewalkError as error:
         raise RopewalkError(f"stages.{number}.rope.search: {error}") from error
     here, there = ((g.current.rope_theta, g.original_length) for g in (goal, own))
@@ -419,6 +456,8 @@ def search_summary(table: Factors, file: str) -> dict[str, Any]:
         "perplexity": table.best.objective,
         "baselines": table.baselines,
         "held_out": None if table.held_out is None else table.held_out.model_dump(mode="json"),
+        # Without the key where no critical pair was searched, as in summaries of earlier versions.
+        **({"critical_pair": table.critical_pair.model_dump()} if table.critical_pair else {}),
         "rows": table.search.documents,
         "text": table.search.text,
         "forwards": table.forwards,
@@ -432,6 +471,8 @@ def describe_search(found: Mapping[str, Any]) -> str:
         f"factors for {found['target_length']:,} tokens from a search of {found['forwards']:,} forward passes on "
         f"{found['rows']} {found['text']}: perplexity {_compared(found['perplexity'], found['baselines'])}"
     )
+    if "critical_pair" in found:
+        sentence += f"; {CriticalPair(**found['critical_pair'])}"
     judged = found["held_out"]
     if judged is not None:
         sentence += f"; on held-out rows {_compared(judged['best'], judged['baselines'])}"
