@@ -255,8 +255,10 @@ class ProbeResult(Result):
     versions: dict[str, str]
 
     def context_bound(self, setting: ProbedSetting) -> int | None:
-        """Return the context bound of a setting's frequencies at the target length, in tokens; None if not run."""
-        return None if setting.method is None else bound_at(setting.method, self.target_length)
+        """Return the context bound of a setting's frequencies at the target length, in tokens; None if it has none."""
+        if setting.method is None or not setting.method.rotates:
+            return None
+        return bound_at(setting.method, self.target_length)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values."""

@@ -249,7 +249,8 @@ class ProbeSettings(BaseSettings):
     )
     rules: Annotated[CommaList, COMMON] = Field(
         default=("current", "critical-dimension", "ntk", "linear", "yarn"),
-        description=f"RoPE settings to compare, separated by commas: current (the checkpoint's own), {ROPE_SETTINGS}.",
+        description=f"RoPE settings to compare, separated by commas: current (the checkpoint's own), "
+        f"none (no RoPE), {ROPE_SETTINGS}.",
     )
     rows: int = Field(default=4, ge=1, description="Maximum number of sequences to measure on.")
     from_length: Annotated[Length | None, Option(name="--from")] = Field(

@@ -302,6 +302,8 @@ def _what_layers_say(config: ModelConfig, target: int) -> Checkpoint:
     liftable = widest is not None and widest < target and config.can_lift_windows
     dropout = config.values.get("attention_dropout")
     stays = None
+    if not any(layer.rotates for layer in config.layers):
+        stays = "no layer has RoPE, so no base limits the context, and training alone adapts the model to a longer one"
     if config.rotates_in_windows_alone(target):
         seen = max(layer.window or 0 for layer in config.layers if layer.rotates)
         stays = (
@@ -343,9 +345,9 @@ def _described(
         "rotary_dim": method.rotary_dim,
         "attention_factor": attention_factor,
         "parameters": {f.name: getattr(method, f.name) for f in fields(method) if f.name not in apart},
-        "shortest_wavelength": 2 * math.pi / float(turning[0]),
-        "longest_wavelength": 2 * math.pi / float(turning[-1]),
-        "context_bound": SEARCH_LIMIT if bound is None else bound,
+        "shortest_wavelength": 2 * math.pi / float(turning[0]) if len(turning) else None,
+        "longest_wavelength": 2 * math.pi / float(turning[-1]) if len(turning) else None,
+        "context_bound": None if not method.rotates else SEARCH_LIMIT if bound is None else bound,
         "inv_freq": inv_freq.tolist(),
         "loaded": None if held is None else _describe_loaded(method, held),
     }

@@ -9,7 +9,7 @@ from typing import Any
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import format_length
 from ropewalk.planning.rules import check_target, tokens_text
-from ropewalk.rope import Default, LongRope, RopeMethod, bound_at
+from ropewalk.rope import Default, LongRope, NoRope, RopeMethod, bound_at
 from ropewalk.rope.methods.base import CRITICAL_PAIR
 from ropewalk.rope.target import GIVEN, YARN_AT, candidate, recommended_base
 from ropewalk.rope.theory import stage_contexts
@@ -97,6 +97,11 @@ def plan_stages(
         # `current` is a row of comparisons only; planning with it would train without extending.
         raise RopewalkError(
             "the rule 'current' keeps RoPE as it is, so there is nothing to plan; omit --rule"
+        )
+    if rule == NoRope.name:
+        raise RopewalkError(
+            f"the rule 'none' is trained at the original length of {trained_length:,} tokens, so there are no stages "
+            "of growing context to plan; write one stage of this context with rope: none"
         )
     check_target(target_length)
     name = rule or (RECOMMENDED if is_unscaled(current) else current.name)

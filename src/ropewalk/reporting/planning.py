@@ -294,6 +294,8 @@ def _method_rows(method: Mapping[str, Any], head_dim: int) -> list[tuple[str, st
     if name == Cope.name:
         name += f": the {method['parameters']['clipped']} slowest pairs clipped, the slowest of all does not rotate"
     shortest, longest = method["shortest_wavelength"], method["longest_wavelength"]
+    if shortest is None:
+        return [*layers, ("RoPE method", "none (NoPE): no position turns queries or keys")]
     return [
         *layers,
         ("RoPE method", name),

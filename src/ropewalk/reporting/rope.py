@@ -265,13 +265,13 @@ def _table(probed: ProbeResult) -> ResultTable:
             return (result.name, MISSING, result.status, *[MISSING] * 5)
         return (
             result.name,
-            f"{result.method.rope_theta:,.0f}",
+            f"{result.method.rope_theta:,.0f}" if result.method.rotates else MISSING,
             _nats(result.loss),
             interval(result.ci95, _nats),
             MISSING if result.beyond_loss is None else _nats(result.beyond_loss),
             _nats(result.difference),
             interval(result.difference_ci95, _nats),
-            f"{probed.context_bound(result):,}",
+            MISSING if (bound := probed.context_bound(result)) is None else f"{bound:,}",
         )
 
     return ResultTable(

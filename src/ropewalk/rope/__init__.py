@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Linear as Linear,
         Llama3 as Llama3,
         LongRope as LongRope,
+        NoRope as NoRope,
         Ntk as Ntk,
         Proportional as Proportional,
         Yarn as Yarn,

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_ntk_dim, check_positive, check_theta, is_number, whole_number
-from ropewalk.rope.methods import Default, DynamicNtk, LongRope, Yarn
+from ropewalk.rope.methods import Default, DynamicNtk, LongRope, NoRope, Yarn
 from ropewalk.rope.methods.base import MAX_LENGTH, ORIGINAL, PARTIAL, ConfigEntry, RopeMethod, methods_by_type
 from ropewalk.rope.methods.cope import as_cope
 from ropewalk.rope.methods.longrope import MSCALES as LONGROPE_MSCALES
@@ -340,7 +340,8 @@ def _method(config: Config, entry: Config, layer_type: str | None = None) -> Rop
         check_ntk_dim(dim)
         check_theta(theta)
         return Default(dim, ntk_theta(dim, theta, alpha))
-    return as_cope(method.from_entry(ConfigEntry(method.name, dim, theta, values, config)))
+    read = method.from_entry(ConfigEntry(method.name, dim, theta, values, config))
+    return NoRope.instead_of(as_cope(read))
 
 
 def _unknown_keys(

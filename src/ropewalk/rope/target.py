@@ -13,7 +13,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_theta
-from ropewalk.rope.methods import METHODS, Cope, Default, DynamicNtk, LongRope, Yarn
+from ropewalk.rope.methods import METHODS, Cope, Default, DynamicNtk, LongRope, NoRope, Yarn
 from ropewalk.rope.methods.base import (
     CRITICAL_PAIR,
     RopeMethod,
@@ -57,6 +57,7 @@ def method_for_target(
     llama3   factor ``s``, times that of a llama3 checkpoint, whose other parameters are kept
     longrope the given factors, relative to ``θ_i``; a longrope checkpoint keeps its original length
     cope     ``clipped`` pairs as given, those of a cope checkpoint, or 20 of 64; the base too if it is given
+    none     no rotation, whatever the checkpoint has
     ======== ================================================================================================
 
     A dynamic-NTK checkpoint was trained unscaled and counts as default. "default" itself is then an error, because
@@ -87,6 +88,8 @@ def method_for_target(
             f"{target_length}"
         )
     given = _given(name, parameters or {})
+    if name not in ("default", NoRope.name):
+        _needs_rotation(name, current)
     if rope_theta is not None and name not in ("theta", Cope.name):
         raise RopewalkError(
             f"rope_theta {rope_theta} has no meaning for method {name!r}; set the base with method 'theta'"
@@ -103,7 +106,7 @@ def method_for_target(
     if name == "theta":
         return _with_theta(plain, original_length, target_length, rope_theta)
     # A config states one method, so a second scaling on top of another could not be saved.
-    if not isinstance(plain, Default | METHODS[name]):
+    if METHODS[name].rotates and not isinstance(plain, Default | METHODS[name]):
         raise RopewalkError(
             f"method {name!r} cannot extend a checkpoint that already has {current.name} RoPE; choose "
             f"{current.name!r} to extend further, or 'default' to keep the present frequencies"
@@ -111,6 +114,13 @@ def method_for_target(
     if rope_theta is not None:
         plain = plain.with_theta(rope_theta)
     return METHODS[name].for_target(plain, TargetContext(original_length, target_length, given))
+
+
+def _needs_rotation(name: str, current: RopeMethod) -> None:
+    if not current.rotates:
+        raise RopewalkError(
+            f"{name!r} cannot extend a checkpoint without RoPE, whose weights know no rotation; keep its RoPE as it is"
+        )
 
 
 def _given(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +167,7 @@ def recommended_base(current: RopeMethod, original_length: int, target_length: i
 
 def candidates() -> tuple[str, ...]:
     """Every name that :func:`candidate` accepts, besides those with a number (:data:`SPELLED`)."""
-    return (CURRENT, *RULES, *compared_methods())
+    return (CURRENT, *RULES, *compared_methods(), NoRope.name)
 
 
 def candidate(
@@ -171,8 +181,8 @@ def candidate(
     """The method that a checkpoint would get for a target length by a rule.
 
     Args:
-        name: ``current`` (no change), one of :data:`~ropewalk.rope.theory.RULES` (a new base), a method of
-            :func:`~ropewalk.rope.methods.base.compared_methods` (a factor), ``theta=5e6`` (that base), or
+        name: ``current`` (no change), ``none`` (no RoPE), one of :data:`~ropewalk.rope.theory.RULES` (a new base), a
+            method of :func:`~ropewalk.rope.methods.base.compared_methods` (a factor), ``theta=5e6`` (that base), or
             ``ntk-rcd=30`` and ``yarn-rcd=30`` (these methods with that ``critical_pair``).
         current: the method the checkpoint was trained with.
         trained_length, target_length: tokens.
@@ -192,9 +202,11 @@ def candidate(
         pair = {CRITICAL_PAIR: pair_of(name)}
         return method_for_target(Yarn.name, current, trained_length, target_length, parameters=pair)
     # A scaled checkpoint may go on with its own method even if that is not among those compared.
-    if name in compared_methods() or (name == current.name and not isinstance(current.plain, Default)):
+    own = name == current.name and not isinstance(current.plain, Default)
+    if name in (*compared_methods(), NoRope.name) or own:
         return method_for_target(name, current, trained_length, target_length)
     check_candidate(name)
+    _needs_rotation(name, current)
     plain = current.plain
     if not isinstance(plain, Default):
         raise RopewalkError(
@@ -209,7 +221,7 @@ def candidate(
 
 def check_candidate(name: str, *, bases_only: bool = False) -> None:
     """Raise for a name that :func:`candidate` does not accept, or with ``bases_only`` one that sets no base."""
-    others = (CURRENT,) if bases_only else (CURRENT, *compared_methods())
+    others = (CURRENT,) if bases_only else (CURRENT, *compared_methods(), NoRope.name)
     if name.startswith(GIVEN):
         _base(name.removeprefix(GIVEN))
     elif name.startswith(YARN_AT) and not bases_only:

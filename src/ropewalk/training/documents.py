@@ -431,7 +431,7 @@ def validation_documents(
     recipe = resolved.recipe
     if not recipe.evaluation.reads_text:
         return DrawnDocuments([], [])
-    length, limit = resolved.target, recipe.evaluation.rows
+    length, limit = resolved.reach, recipe.evaluation.rows
     documents = _unsearched(resolved, rows, searched)
     if not documents:
         more = (
@@ -451,7 +451,7 @@ def _unsearched(
     resolved: ResolvedRecipe, rows: PackedRows | None, searched: frozenset[int]
 ) -> DrawnDocuments:
     """Held-out documents for the evaluation, without those on which a search measures."""
-    length, wanted = resolved.target, resolved.recipe.evaluation.rows
+    length, wanted = resolved.reach, resolved.recipe.evaluation.rows
     limit, known = wanted, 0
     while True:
         documents = held_out_documents(resolved, rows, length, limit)

@@ -311,8 +311,13 @@ def _measured(
 
 
 def perplexity_lengths(resolved: ResolvedRecipe, stage: int | None = None) -> list[int]:
-    """Lengths for perplexity: the context, and for longrope also the original length, at which short factors apply."""
-    context = context_at(resolved, stage)
+    """Lengths for perplexity: the context, and for longrope also the original length, at which short factors apply.
+
+    For a result without RoPE also the lengths of the recipe, none of which is trained.
+    """
+    context, last = context_at(resolved, stage), resolved.methods[-1]
+    if last is not None and not last.rotates:
+        return sorted({context, *(evaluation_at(resolved, stage).lengths or ())})
     original = resolved.original_length
     return [context] if original is None or original >= context else [context, original]
 

@@ -116,6 +116,17 @@ class ResolvedRecipe:
         """Context of the last stage, in tokens."""
         return self.recipe.stages[-1].context
 
+    @property
+    def reach(self) -> int:
+        """Longest input in tokens that the result's config states.
+
+        The context of the last stage; without RoPE, which needs no training at a length, the largest measured length.
+        """
+        last, measured = self.methods[-1], self.recipe.evaluation
+        if last is None or last.rotates or not measured.suites:
+            return self.target
+        return max(self.target, *(measured.lengths or ()), 0)
+
     def with_engine(self, number: int, engine: EngineName) -> ResolvedRecipe:
         """The same with another engine for a stage, counted from 0."""
         stages = list(self.stages)

@@ -58,7 +58,7 @@ from ropewalk.training.folder import (
 from ropewalk.training.measurement import measure
 from ropewalk.training.metrics import tracking
 from ropewalk.training.recipe.recipe import Recipe
-from ropewalk.training.resolved import RopeAt, load_for_run
+from ropewalk.training.resolved import ResolvedRecipe, RopeAt, load_for_run
 from ropewalk.training.run_state import Run, searched_of
 from ropewalk.training.stage import StageRun, run_stage
 from ropewalk.training.stage_engine import CHOICES as ENGINES
@@ -275,7 +275,7 @@ def _evaluation(run: Run, when: str) -> Step:
         for name in (SUMMARY, *REPORT):
             work.kept(name)
         # The exported folder is read back and measured, so that the scores are those of the files that users get.
-        rope = run.exported_method(), resolved.target
+        rope = run.exported_method(), resolved.reach
         model = load_for_run(resolved, context, str(run.output / MODEL), rope, resolved.dtype)
         measure(when, model, run.measurement(), context, work)
 
@@ -437,7 +437,9 @@ def _model(run: Run) -> Step:
         if (made_of := weights.record()) is not None:
             context.rank_0_reporter.note(f"the result has the weights of {describe_weights(made_of)}")
         position = context.world.on_rank_0(lambda: read_position(end))
-        rope = run.exported_method(), resolved.target
+        rope = run.exported_method(), resolved.reach
+        if not rope[0].rotates:
+            context.rank_0_reporter.note(_reach_without_rope(resolved))
         if resolved.adapter is not None:
             # Merging needs whole matrices, so rank 0 does it alone.
             (checkpoint,) = weights.checkpoints
@@ -448,6 +450,16 @@ def _model(run: Run) -> Step:
 
     inputs = (f"rope-{last}", f"train-{last}", *short)
     return Step(MODEL, lambda: {"export": recipe.export.model_dump(mode="json")}, inputs, body)
+
+
+def _reach_without_rope(resolved: ResolvedRecipe) -> str:
+    why = "the longest length that the run measures"
+    if resolved.reach == resolved.target:
+        why = (
+            "the context of the last stage, since the run measures no longer one (evaluation.lengths names lengths "
+            "for perplexity and prompts)"
+        )
+    return f"the result has no RoPE; its config states max_position_embeddings {resolved.reach:,}, {why}"
 
 
 ELSEWHERE = frozenset(Recipe.model_fields) - {"lift", "adapter", "exact_rope", "trust_remote_code", "seed"}
@@ -495,7 +507,7 @@ def _export_adapter(
         run.output / MODEL,
         resolved.tokenizer,
         resolved.dtype,
-        resolved.target,
+        resolved.reach,
         model_digest(resolved.model),
         position,
         made_of,

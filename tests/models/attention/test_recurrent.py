@@ -303,8 +303,10 @@ def test_planning_is_about_the_attention_of_a_hybrid():
     granite = tiny_model("granitemoehybrid", sharp=True).config
     granite.position_embedding_type = None
     assert ModelConfig.of(granite).training_refusals(4096) == [
-        "has no layer with RoPE, so there is nothing to extend"
+        "has no layer with RoPE, so another RoPE would extend nothing; to train it as it is, set rope: {method: "
+        "default} in every stage"
     ]
+    assert ModelConfig.of(granite).training_refusals(4096, keeps_rope=True) == []
 
 
 def test_model_types_without_rope_are_those_whose_source_has_no_rotary_module():

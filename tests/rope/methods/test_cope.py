@@ -145,7 +145,6 @@ FACTORS = LLAMA_3.as_written().long_factor
         {"short_factor": (1.0,) * 64},
         {"long_factor": (*FACTORS[:50], 1.001 * FACTORS[50], *FACTORS[51:])},
         {"long_factor": (*FACTORS[:-1], 1000.0), "short_factor": (*FACTORS[:-1], 1000.0)},
-        {"long_factor": (NO_ROTATION,) * 64, "short_factor": (NO_ROTATION,) * 64},
     ],
 )
 def test_other_factors_are_longrope(changes: dict[str, Any]) -> None:

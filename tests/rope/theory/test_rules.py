@@ -298,7 +298,7 @@ def test_a_base_rule_on_a_scaled_checkpoint_is_refused_and_its_own_method_goes_o
     [
         (
             "yarm",
-            "also possible: current, linear, yarn, llama3, cope, ntk-rcd=PAIR, yarn-rcd=PAIR, theta=VALUE",
+            "also possible: current, linear, yarn, llama3, cope, none, ntk-rcd=PAIR, yarn-rcd=PAIR, theta=VALUE",
         ),
         ("theta=much", "theta=much is not a number"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from ropewalk.errors import RopewalkError
-from ropewalk.rope import Default, LongRope, Yarn, candidate
+from ropewalk.rope import Default, LongRope, NoRope, Yarn, candidate
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.stage_rope.base import Before
 from ropewalk.training.stage_rope.decide import bounds_of, possible_methods, provisional_method
@@ -57,6 +57,23 @@ def test_bounds_are_the_extremes_of_all_candidates_and_reach_into_the_next_stage
     assert first.method is second.method is None
     (known,) = bounds_of(recipe_of({"method": "yarn", "factor": 2.0}), CHECKPOINT)
     assert known.low == known.high == known.method
+
+
+def test_a_stage_without_rope_may_train_at_the_length_that_the_model_has():
+    length = CHECKPOINT[1]
+
+    def first(rope, context):
+        stage = {"context": context, "steps": 1, "rope": rope}
+        return recipe_of(rope, stages=[stage])
+
+    (still,) = bounds_of(first("none", length), CHECKPOINT)
+    assert still.low == still.high == still.method == NoRope(8, 1e4, length)
+    (kept,) = bounds_of(first("default", length), (still.method, length))
+    assert kept.method == still.method
+    with pytest.raises(RopewalkError, match=f"must be at least the trained length of {length} tokens"):
+        bounds_of(first("none", length - 1), CHECKPOINT)
+    with pytest.raises(RopewalkError, match=f"must be longer than the trained length of {length} tokens"):
+        bounds_of(first("default", length), CHECKPOINT)
 
 
 def test_nothing_that_a_search_has_yet_to_find_counts_as_known():

@@ -38,6 +38,8 @@ def resolved_of(recipe, bos, original=ORIGINAL):
         original_length=original,
         trained_length=ORIGINAL,
         target=recipe.stages[-1].context,
+        reach=recipe.stages[-1].context,
+        methods=(None,) * len(recipe.stages),
         tables=(None,) * len(recipe.stages),
     )
 

@@ -290,20 +290,23 @@ class ModelConfig:
         turned = layers_that_rotate(self.values, kinds)
         overrides = layer_overrides(self.values)
         dims = [dims_of({**self.values, **overrides.get(number, {})}) for number in range(len(kinds))]
+        # The key None holds the RoPE that all layers share.
+        ropes = [
+            self.methods.get(rope_name(self.model_type, kind), self.methods.get(None)) if rotates else None
+            for kind, rotates in zip(kinds, turned, strict=True)
+        ]
+        still = [rope is not None and not rope.rotates for rope in ropes]
         return tuple(
             LayerConfig(
                 kind,
                 windows.get(kind),
-                rotates,
-                # The key None holds the RoPE that all layers share.
-                self.methods.get(rope_name(self.model_type, kind), self.methods.get(None))
-                if rotates
-                else None,
+                rotates and not stands,
+                None if stands else rope,
                 self.has_sinks,
                 self.softcap,
                 *both,
             )
-            for kind, rotates, both in zip(kinds, turned, dims, strict=True)
+            for kind, rotates, stands, rope, both in zip(kinds, turned, still, ropes, dims, strict=True)
         )
 
     @property
@@ -819,8 +822,11 @@ class ModelConfig:
                 "has RoPE only in layers with a sliding window, where distances do not grow with the context, so "
                 "another RoPE would extend nothing; set rope: {method: default} in every stage to keep its RoPE"
             )
-        if not any(layer.rotates for layer in self.layers):
-            refused.append("has no layer with RoPE, so there is nothing to extend")
+        if not any(layer.rotates for layer in self.layers) and not keeps_rope:
+            refused.append(
+                "has no layer with RoPE, so another RoPE would extend nothing; to train it as it is, set rope: "
+                "{method: default} in every stage"
+            )
         return refused
 
     @property

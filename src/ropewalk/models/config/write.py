@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
@@ -14,9 +15,15 @@ from ropewalk.io.files import parse_json
 from ropewalk.models.config.file import READ_FLAT
 from ropewalk.models.config.layers import BASES_OF_LAYERS, COMPRESSED_BASE
 from ropewalk.models.config.model import ModelConfig
-from ropewalk.rope import RopeMethod, for_all_readers, replace_methods
+from ropewalk.rope import NoRope, RopeMethod, for_all_readers, replace_methods
 from ropewalk.rope.config import with_older_keys
 from ropewalk.rope.methods.base import MAX_LENGTH
+
+STAND_STILL = (
+    *("cohere", "gemma2", "glm4", "granite", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"),
+    *("smollm3", "stablelm", "starcoder2"),
+)
+"""Model types that transformers runs without any rotation from a longrope config whose factors are NO_ROTATION."""
 
 
 def with_rope(
@@ -36,6 +43,9 @@ def with_rope(
     Raises:
         RopewalkError: if the config cannot express this method.
     """
+    length = max_position_embeddings or config.max_position_embeddings
+    method = _without_rotation(config, method, length)
+    others = {kind: _without_rotation(config, other, length) for kind, other in (others or {}).items()}
     bases = config.values.get(BASES_OF_LAYERS) or ()
     several = sorted({base for base in bases if base} - {each.rope_theta for each in config.methods.values()})
     if several and config.methods_with(method, others) != config.methods:
@@ -48,7 +58,7 @@ def with_rope(
     # A class may have another name for head_dim, or none.
     stated = {**before, "head_dim": before.get("head_dim") or config.head_dim}
     values = replace_methods(stated, config.methods_with(method, others))
-    length = max_position_embeddings or values.get(MAX_LENGTH) or config.max_position_embeddings
+    length = max_position_embeddings or values.get(MAX_LENGTH) or length
     values = for_all_readers({**values, MAX_LENGTH: length or 0})
     # They were filled in for these two calls; below, the class's own spelling is restored.
     for key in ("head_dim", MAX_LENGTH):
@@ -78,6 +88,22 @@ def with_rope(
             f"the config of {config.source.model_type} cannot express the RoPE method {method.name}: "
             f"{' '.join(str(error).split())}; use the method theta, which every config can express"
         ) from error
+
+
+def _without_rotation(config: ModelConfig, method: RopeMethod, length: int | None) -> RopeMethod:
+    """A method for the config; one that turns nothing has the context for its original length.
+
+    Raises:
+        RopewalkError: if it turns nothing, and was not compared with the model type's code.
+    """
+    if not isinstance(method, NoRope):
+        return method
+    if config.model_type not in STAND_STILL:
+        raise RopewalkError(
+            f"layers without RoPE (method 'none') were compared with transformers' code for the model types "
+            f"{', '.join(STAND_STILL)}, and not for {config.model_type}; choose a model of one of these types"
+        )
+    return replace(method, original_max_position_embeddings=length or method.original_max_position_embeddings)
 
 
 def written_config(config: Any) -> dict[str, Any]:

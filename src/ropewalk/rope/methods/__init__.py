@@ -13,4 +13,5 @@ from ropewalk.rope.methods.yarn import Yarn as Yarn
 from ropewalk.rope.methods.llama3 import Llama3 as Llama3
 from ropewalk.rope.methods.longrope import LongRope as LongRope
 from ropewalk.rope.methods.cope import Cope as Cope
+from ropewalk.rope.methods.no_rope import NoRope as NoRope
 from ropewalk.rope.methods.proportional import Proportional as Proportional

@@ -161,6 +161,7 @@ class RopeMethod(ABC):
             a target length; None if the comparison omits the method.
         trainable: whether a model may be trained with the method.
         length_dependent: whether the frequencies depend on the sequence length.
+        rotates: whether it turns any pair.
 
     Raises:
         RopewalkError: if a field is out of range; the message gives its value.
@@ -178,6 +179,7 @@ class RopeMethod(ABC):
     origin: ClassVar[Origin | None] = None
     trainable: ClassVar[bool] = True
     length_dependent: ClassVar[bool] = False
+    rotates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rotary_dim(self.rotary_dim)

@@ -65,7 +65,8 @@ class _Measured(Settings):
     lengths: list[Length] | None = Field(
         default=None,
         description="prompt lengths in tokens; default: the model's context before the run and the context of the last "
-        "stage",
+        "stage. If the result has no RoPE, also lengths for perplexity, of which the largest becomes the context that "
+        "its config states",
     )
     every: Annotated[Count | None, ONWARD] = Field(
         default=None,

@@ -12,7 +12,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.io.settings import deciding
-from ropewalk.rope import Linear, LongRope, RopeMethod
+from ropewalk.rope import Linear, LongRope, NoRope, RopeMethod
 from ropewalk.search import Candidate, Factors
 from ropewalk.search.goal import NTK
 from ropewalk.training.recipe.recipe import Recipe, Stage
@@ -121,9 +121,12 @@ def bounds_of(recipe: Recipe, checkpoint: RopeAt, tables: Sequence[Factors | Non
     for number, (stage, table) in enumerate(
         zip(recipe.stages, tables or (None,) * len(recipe.stages), strict=True)
     ):
-        if number == 0 and stage.context <= low.length:
+        # Without RoPE a model is trained at the length that it has (DroPE's recalibration).
+        still = stage.rope.limiting.method == NoRope.name or not low.method.rotates
+        if number == 0 and stage.context < low.length + (not still):
             raise RopewalkError(
-                f"stages.0.context must be longer than the trained length of {low.length} tokens, got {stage.context}"
+                f"stages.0.context must be {'at least' if still else 'longer than'} the trained length of {low.length} "
+                f"tokens, got {stage.context}"
             )
         _refuse_ambiguous(stage, low.method, number)
         # A base that the run will measure is known only within bounds; what holds at both ends is checked now.

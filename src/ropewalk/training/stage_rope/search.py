@@ -211,7 +211,7 @@ def _too_few(
         filled = 0
     tokens, left = (sum(len(document) + added for document in each) for each in (documents, free))
     # One more token per row, because each row that continues a document starts with its own special token.
-    evaluated = recipe.evaluation.rows * (resolved.target + 1)
+    evaluated = recipe.evaluation.rows * (resolved.reach + 1)
     searched = count * (length + 1)
     missing = max(searched - left, evaluated + searched - tokens, 0)
     # One more, because the evaluation may use only a part of its last document.
