@@ -18,6 +18,9 @@ ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3",
 }  # fmt: skip
 """llama.cpp's architecture by type of model, for those that were tried."""
+EVERY_FOURTH = ("cohere2", "llama4_text", "smollm3")
+"""Types whose layers without RoPE no key of a GGUF file states: each fourth has none (src/models/smollm3.cpp and
+llama4.cpp, n_no_rope_layer_step; cohere2.cpp, whose converter writes no pattern of windows)."""
 ORIGINAL_OF_LLAMA3 = 8192
 """The length that the converter takes for the original one of llama3, whatever the config says."""
 
@@ -59,6 +62,8 @@ def _converted(method: RopeMethod, checkpoint: Checkpoint) -> RopeMethod:
 
 
 def _option(model: str, checkpoint: Checkpoint) -> str | None:
+    if checkpoint.model_type not in ARCHITECTURES:
+        return None
     try:
         gguf_rope(checkpoint.method(), ARCHITECTURES[checkpoint.model_type])
     except RopewalkError:
@@ -89,4 +94,5 @@ LLAMA_CPP = Reader(
     _option,
     chooses="start",
     launch_short=_launch_short,
+    every_fourth=EVERY_FOURTH,
 )

@@ -1,4 +1,4 @@
-"""A reader: how one program turns a config into RoPE frequencies, and the tokens that it serves."""
+"""A reader: how one program turns a config into the RoPE of each layer, and the tokens that it serves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ropewalk.errors import RopewalkError
+from ropewalk.models.config.layers import derived_kinds, layers_that_rotate, rope_name
 from ropewalk.rope import RopeMethod, methods_from_config
 from ropewalk.rope.methods.base import MAX_LENGTH
 
@@ -49,6 +50,15 @@ class Checkpoint:
         """The methods that transformers 5 computes, which are the model's own."""
         return stated_methods(self.completed)
 
+    @property
+    def layers(self) -> tuple[tuple[str | None, bool], ...]:
+        """For each layer, first to last, the key of its method, and whether the model's code applies RoPE in it."""
+        kinds = self.completed.get("layer_types") or derived_kinds(self.completed)
+        names = [rope_name(self.model_type, kind) for kind in kinds]
+        methods = self.methods()
+        keys = [name if name in methods else None for name in names]
+        return tuple(zip(keys, layers_that_rotate(self.completed, kinds), strict=True))
+
     def method(self) -> RopeMethod:
         """The one method of all layers.
 
@@ -81,6 +91,8 @@ class Reader:
             largest position in it.
         launch_short: command that serves ``model`` with longrope's short factors, for inputs of up to so many tokens;
             None if there is none.
+        every_fourth: model types in which the program rotates all layers but every fourth, whatever the config says;
+            in others it rotates the layers that the model does.
     """
 
     key: str
@@ -92,6 +104,12 @@ class Reader:
     option: Callable[[str, Checkpoint], str | None] = lambda model, checkpoint: None
     chooses: Literal["input", "start", "pass"] = "input"
     launch_short: Callable[[str, int], str | None] = lambda model, tokens: None
+    every_fourth: tuple[str, ...] = ()
+
+    def rotates(self, checkpoint: Checkpoint) -> list[bool]:
+        """Whether the program applies RoPE in a layer, for each, first to last."""
+        fixed = checkpoint.model_type in self.every_fourth
+        return [(number + 1) % 4 != 0 if fixed else own for number, (_, own) in enumerate(checkpoint.layers)]
 
     @property
     def fixed(self) -> bool:
@@ -100,7 +118,7 @@ class Reader:
 
 
 def stated_methods(config: Config) -> Methods:
-    """The methods of a config as the types that it names: CoPE as longrope."""
+    """The methods of a config as the types that it names: CoPE, or no RoPE, as longrope."""
     return {layer_type: method.as_written() for layer_type, method in methods_from_config(config).items()}
 
 

@@ -78,4 +78,6 @@ SGLANG = Reader(
     # Phi3LongRoPEScaledRotaryEmbedding.forward: torch.any(positions > original), over all tokens of the pass.
     chooses="pass",
     launch_short=_launch_short,
+    # Llama4Attention in srt/models/llama4.py.
+    every_fourth=("llama4_text",),
 )

@@ -9,12 +9,19 @@ from typing import Any, Literal
 
 from ropewalk.compatibility.llama_cpp import LLAMA_CPP
 from ropewalk.compatibility.mlx_lm import MLX_LM
-from ropewalk.compatibility.reader import Checkpoint, Reader, RefusedConfigError, UnreadConfigError
+from ropewalk.compatibility.reader import (
+    Checkpoint,
+    Methods,
+    Reader,
+    RefusedConfigError,
+    UnreadConfigError,
+)
 from ropewalk.compatibility.sglang import SGLANG
 from ropewalk.compatibility.transformers import TRANSFORMERS_4, TRANSFORMERS_5
 from ropewalk.compatibility.vllm import VLLM, VLLM_BEFORE_030
 from ropewalk.errors import RopewalkError
 from ropewalk.models.config.file import config_from_json, read_config_file
+from ropewalk.models.config.layers import which_layers
 from ropewalk.rope import RopeMethod
 from ropewalk.rope.methods.longrope import RIGHT_AT_EVERY_LENGTH
 
@@ -111,22 +118,16 @@ def _reading(reader: Reader, checkpoint: Checkpoint, model: str) -> Reading:
         return Reading(reader.key, reader.program, "refuses", str(error))
     except UnreadConfigError as error:
         return Reading(reader.key, reader.program, "not known", str(error))
-    ours, length = checkpoint.methods(), checkpoint.length
-    # Layer types that no layer has may be missing from a program's.
-    found = [
-        text
-        for layer_type, method in ours.items()
-        if layer_type in theirs and (text := difference(method, theirs[layer_type], length, reader.fixed))
-    ]
+    length = checkpoint.length
+    pairs, others = _compared_layers(reader, checkpoint, theirs)
+    found = [text for own, other in pairs if (text := difference(own, other, length, reader.fixed))]
     served, launch = reader.served(checkpoint), reader.launch(model, checkpoint)
-    changed = (
-        [instead(ours[kind], method) for kind, method in theirs.items() if kind in ours] if found else []
-    )
-    detail = "; ".join(dict.fromkeys(filter(None, [*changed, *found])))
-    switches = [method.switch_length for method in ours.values()]
+    changed = [instead(own, other) for own, other in pairs] if found else []
+    detail = "; ".join(dict.fromkeys(filter(None, [others, *changed, *found])))
+    switches = [own.switch_length for own, _ in pairs]
     short = next((tokens for tokens in switches if tokens is not None and tokens < length), None)
     # A program that is started for one length has the factors that are right for the inputs that need them.
-    right = not found or not any(difference(ours[kind], method, length) for kind, method in theirs.items())
+    right = not others and not (found and any(difference(own, other, length) for own, other in pairs))
     option = None if right else reader.option(model, checkpoint)
     if not right and option is None:
         return Reading(reader.key, reader.program, "differs", detail, served)
@@ -136,7 +137,7 @@ def _reading(reader: Reader, checkpoint: Checkpoint, model: str) -> Reading:
     if reader.chooses == "input":
         detail = f"the factors change when a sequence passes {short:,} tokens, and cached keys keep the earlier ones"
         return Reading(reader.key, reader.program, verdict, detail, served, launch, option)
-    wrong = _wrong_when_short(reader, ours, length, short)
+    wrong = _wrong_when_short(reader, [own for own, _ in pairs], length, short)
     return Reading(
         reader.key,
         reader.program,
@@ -150,9 +151,45 @@ def _reading(reader: Reader, checkpoint: Checkpoint, model: str) -> Reading:
     )
 
 
-def _wrong_when_short(reader: Reader, ours: Mapping[str | None, RopeMethod], length: int, short: int) -> str:
+def _compared_layers(
+    reader: Reader, checkpoint: Checkpoint, theirs: Methods
+) -> tuple[list[tuple[RopeMethod, RopeMethod]], str]:
+    """The model's and the program's method of each layer that both rotate, each pair once; and how others differ.
+
+    Layer types that no layer has may be missing from a program's methods, and a method that nothing rotates by, as of a
+    model without RoPE, decides nothing.
+    """
+    ours, length = checkpoint.methods(), checkpoint.length
+    pairs: dict[tuple[RopeMethod, RopeMethod], None] = {}
+    rotating: tuple[list[int], list[int]] = ([], [])
+    for number, ((kind, own), other) in enumerate(
+        zip(checkpoint.layers, reader.rotates(checkpoint), strict=True)
+    ):
+        method = ours[kind]
+        read = theirs.get(kind, theirs.get(None, method))
+        turned = own and not _stands_still(method, length), other and not _stands_still(read, length)
+        for there, turns in zip(rotating, turned, strict=True):
+            if turns:
+                there.append(number)
+        if all(turned):
+            pairs[method, read] = None
+    if rotating[0] == rotating[1]:
+        return list(pairs), ""
+    model, program = (
+        which_layers(numbers, len(checkpoint.layers)) if numbers else "no layer" for numbers in rotating
+    )
+    return list(pairs), f"it rotates {program}, and the model rotates {model}"
+
+
+def _stands_still(method: RopeMethod, length: int) -> bool:
+    """Whether a method changes no query and no key, in float32."""
+    inv_freq, attention_factor = method.frequencies(length)
+    return attention_factor == 1 and float(inv_freq.max()) * length < FLOAT32
+
+
+def _wrong_when_short(reader: Reader, ours: Sequence[RopeMethod], length: int, short: int) -> str:
     """What a program makes of short inputs that has the model's own lists, and chooses between them otherwise."""
-    parts = [difference(method, method, length, fixed=True) for method in ours.values()]
+    parts = [difference(method, method, length, fixed=True) for method in ours]
     apart = "; ".join(dict.fromkeys(filter(None, parts)))
     if reader.chooses == "pass":
         return (
