@@ -71,6 +71,8 @@ class PackKeywords(TypedDict, total=False):
     chunk_parts: str | Sequence[int] | int
     cut_points: str | Sequence[float]
     documents: int
+    documents_above: str | int | None
+    documents_up_to: str | int | None
     drop_gzip_high: float
     drop_gzip_low: float
     engine: Literal["embedded", "ray"]

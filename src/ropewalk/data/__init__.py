@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ValidationDocuments as ValidationDocuments,
         open_rows as open_rows,
     )
+    from ropewalk.data.rows.step_rows import StepRow as StepRow, TrainingRows as TrainingRows
     from ropewalk.data.rows.training_rows import (
         row_order as row_order,
         rows_for_step as rows_for_step,

@@ -89,6 +89,8 @@ class DataPreview(Result):
         total: number of rows in the folder.
         rows: previews of the first rows.
         tokens: the tokens that packing added.
+        kind: the documents that were packed, such as ``documents of at most 4,096 tokens``; None, and left out of JSON,
+            for documents of any length.
     """
 
     folder: Path
@@ -98,6 +100,7 @@ class DataPreview(Result):
     total: int
     rows: tuple[RowPreview, ...]
     tokens: tuple[TokenUse, ...] = ()
+    kind: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``rows_there`` is the number of rows in the folder."""
@@ -106,6 +109,7 @@ class DataPreview(Result):
             "tokenizer": self.tokenizer,
             "context": self.context,
             "pattern": self.pattern,
+            **({} if self.kind is None else {"kind": self.kind}),
             "tokens": [asdict(token) for token in self.tokens],
             "rows_there": self.total,
             "rows": [{"row": number, **row.to_json()} for number, row in enumerate(self.rows)],
@@ -279,5 +283,12 @@ def preview(folder: Path, config: PreviewConfig) -> DataPreview:
         before = row if settings.packing == "sequential" else None
     tokens = tokens_of_rows(tokenizer, settings)
     return DataPreview(
-        packed.folder, name, settings.context, settings.pattern, len(packed), tuple(shown), tokens
+        packed.folder,
+        name,
+        settings.context,
+        settings.pattern,
+        len(packed),
+        tuple(shown),
+        tokens,
+        settings.kind,
     )

@@ -567,6 +567,8 @@ SpecialToken = Annotated[Text, AfterValidator(_no_word), Option(metavar="TOKEN")
 
 TOKENS = ("bos_token", "eos_token", "anchor_token")
 """Policies that name tokens."""
+LIMITS = ("documents_up_to", "documents_above")
+"""Settings of packing that leave out documents by their lengths."""
 
 
 class RowPolicies(Settings):
@@ -658,7 +660,8 @@ class RowPolicies(Settings):
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit tokens that are not chosen, so that rows and recipes of earlier versions are found."""
         stated: dict[str, Any] = handler(self)
-        return {key: value for key, value in stated.items() if key not in TOKENS or value is not None}
+        later = (*TOKENS, *LIMITS)
+        return {key: value for key, value in stated.items() if key not in later or value is not None}
 
 
 class PackingSettings(RowPolicies):
@@ -667,6 +670,8 @@ class PackingSettings(RowPolicies):
     Attributes:
         pattern: attention pattern, as in PackedLayout. ``anchor`` puts one anchor token at index 0.
         positions: with ``reset``, the continuation of a cut document also restarts at its first token in the row.
+        documents_up_to, documents_above: a document counts with the tokenizer's BOS and EOS and with its tag, whether
+            or not its row has them, so that folders of short and of long documents share none and lack none.
     """
 
     context: Annotated[Length, Option(name="--length"), COMMON] = Field(
@@ -681,6 +686,38 @@ class PackingSettings(RowPolicies):
         default="continuous",
         description="RoPE positions: continuous (they count through the row) or reset (they restart in each document).",
     )
+    documents_up_to: Length | None = Field(
+        default=None,
+        ge=1,
+        description="Pack only documents of at most this many tokens, with BOS, tag and EOS. Default: documents of "
+        "any length.",
+    )
+    documents_above: Length | None = Field(
+        default=None,
+        ge=1,
+        description="Pack only documents of more than this many tokens, with BOS, tag and EOS. Default: documents of "
+        "any length.",
+    )
+
+    @property
+    def kind(self) -> str | None:
+        """The documents that are packed, in words; None if their lengths do not matter."""
+        limits = []
+        if self.documents_above is not None:
+            limits.append(f"more than {self.documents_above:,} tokens")
+        if self.documents_up_to is not None:
+            limits.append(f"at most {self.documents_up_to:,} tokens")
+        return f"documents of {' and '.join(limits)}" if limits else None
+
+    @model_validator(mode="after")
+    def _some_length_is_left(self) -> PackingSettings:
+        above, up_to = self.documents_above, self.documents_up_to
+        if above is not None and up_to is not None and above >= up_to:
+            raise ValueError(
+                f"documents_above {above} and documents_up_to {up_to} leave no document; raise documents_up_to, or "
+                "omit one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_bos(self) -> PackingSettings:

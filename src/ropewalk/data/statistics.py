@@ -299,8 +299,9 @@ def rows_report(rows: PackedRows, progress: Callable[[int], None] | None = None)
     Returns:
         :func:`statistics_report` of the packed documents, with numbers of rows, documents per row, shares of attention
         and repeats from the rows. In addition: ``pieces``, the number of pieces in rows; ``in_rows``, their lengths and
-        shares in total and by source; ``mixture``, the manifest's report of the mixture; ``corpus``, statistics of
-        the documents before mixing; and ``gzip_ratios``, what they dropped, if the mixture asks for it.
+        shares in total and by source; ``mixture``, the manifest's report of the mixture; ``corpus``, statistics of the
+        documents before mixing; ``gzip_ratios``, what they dropped, if the mixture asks for it; and ``kind``, the
+        documents that were packed, if their lengths decided.
 
     Raises:
         RopewalkError: if the manifest lacks statistics of the documents, or has those of other documents.
@@ -332,6 +333,8 @@ def rows_report(rows: PackedRows, progress: Callable[[int], None] | None = None)
         },
         "corpus": statistics_report(before),
         **mixture_reports(manifest),
+        # Absent where documents of any length are packed, as in reports of earlier versions.
+        **({} if rows.settings.kind is None else {"kind": rows.settings.kind}),
     }
 
 

@@ -422,7 +422,8 @@ class _Planner:
     def planned(self) -> PlannedStage:
         """The stage as the recipe states it, and the smallest change that fits if it does not."""
         resolved = self.resolved()
-        documents = documents_of(self.recipe, self.number, self.target.document_length, self.context)
+        length, short_length = self.target.document_length, resolved.short_lengths[self.number]
+        documents = documents_of(self.recipe, self.number, length, self.context, short_length)
         ranks = self.played(resolved, documents, _extremes(resolved.stages[self.number].mesh))
         most = max(ranks, key=lambda each: each.memory.peak)
         fits = self.target.fits(most, resolved.stages[self.number].mesh)

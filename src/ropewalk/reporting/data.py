@@ -13,6 +13,7 @@ from ropewalk.data.mixture.report import mixture_sentences
 from ropewalk.data.row_preview import Chunk, RowPreview, Span
 from ropewalk.data.rows.manifest import token_account
 from ropewalk.data.run import DataPreview, PackResult
+from ropewalk.data.settings import LIMITS
 from ropewalk.reporting.data_tables import (
     attention_sentence,
     histogram_table,
@@ -76,7 +77,7 @@ def _packed(manifest: Mapping[str, Any]) -> Iterator[Part]:
         ("tokens of the repeated copies", repeats["tokens"]),
         ("tag tokens added, not trained on", account["tags"]),
         ("padding tokens added, not trained on", account["padding"]),
-        ("documents left out by the mixture", counts["mixture"]["unread_documents"]),
+        (_left_out_by(manifest), counts["mixture"]["unread_documents"]),
         ("documents repeated by the mixture", counts["mixture"]["repeated_documents"]),
         ("documents longer than a sequence, truncated or skipped", packing["long_documents"]),
         ("tokens dropped with them", account["dropped"]),
@@ -102,6 +103,13 @@ def _packed(manifest: Mapping[str, Any]) -> Iterator[Part]:
     if sentences:
         yield ""
         yield from sentences
+
+
+def _left_out_by(manifest: Mapping[str, Any]) -> str:
+    causes = ["the mixture"] if manifest["mixture"] is not None else []
+    if any(manifest["settings"].get(name) is not None for name in LIMITS):
+        causes.append("their lengths")
+    return f"documents left out by {' and '.join(causes) or 'the mixture'}"
 
 
 def describe_stats(report: Mapping[str, Any]) -> Iterator[Part]:
@@ -166,6 +174,8 @@ def stats_figure(report: Mapping[str, Any]) -> Figure:
 def preview_lines(result: DataPreview) -> Iterator[Text]:
     """Lines of a preview below a legend. The terminal folds long lines."""
     yield _legend()
+    if result.kind is not None:
+        yield Text(f"packed: {result.kind}")
     if result.tokens:
         yield Text(f"tokens added to documents: {', '.join(map(str, result.tokens))}")
     for number, row in enumerate(result.rows):

@@ -279,6 +279,8 @@ def rows_sentence(report: Report) -> str:
     if report["rows"] is None:
         return ""
     sentence = f"{report['rows']:,} {'sequence' if report['rows'] == 1 else 'sequences'}"
+    if "kind" in report:
+        sentence += f" of {report['kind']}"
     if report["documents_per_row"] is None:
         return sentence
     quantiles = report["documents_per_row_quantiles"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from ropewalk.attention.layout import IGNORED, PackedLayout, Row
 from ropewalk.data import (
     PackedRows,
+    StepRow,
+    TrainingRows,
     open_rows,
     prepare_rows,
     rows_for_step,
@@ -21,9 +24,17 @@ from ropewalk.data.mixture.report import mixture_reports, mixture_sentences
 from ropewalk.data.read.draw import drawn
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
+from ropewalk.data.rows.kinds import short_rows_of
 from ropewalk.data.rows.pack import held_out_texts, refuse_cut_documents
 from ropewalk.data.rows.packed_rows import WORK, is_packed
-from ropewalk.data.settings import MixtureSettings, PackConfig, SourceSpec, ValidationSettings, WorkSettings
+from ropewalk.data.settings import (
+    LIMITS,
+    MixtureSettings,
+    PackConfig,
+    SourceSpec,
+    ValidationSettings,
+    WorkSettings,
+)
 from ropewalk.data.statistics import targets_of_documents
 from ropewalk.data.tokens.chat import required_template
 from ropewalk.errors import RopewalkError
@@ -42,7 +53,7 @@ HeldOut = tuple[tuple[int, ...], dict[str, Any]]
 """Hashes of the documents that a run holds out of its own data, and the identity of that data."""
 
 
-def rows_identity(resolved: ResolvedRecipe, number: int) -> dict[str, Any]:
+def rows_identity(resolved: ResolvedRecipe, number: int, short: bool = False) -> dict[str, Any]:
     """What decides the rows of a stage, in the keys of the recipe; of packed rows that the recipe names, their digest.
 
     Not the documents themselves: a run goes on after its documents are gone.
@@ -50,13 +61,30 @@ def rows_identity(resolved: ResolvedRecipe, number: int) -> dict[str, Any]:
     Args:
         resolved: the recipe.
         number: index of the stage, counted from 0.
+        short: whether they are its short rows.
     """
     stage, data = resolved.recipe.stages[number], resolved.stages[number].settings.data
     own = {} if stage.data is None else {"data": deciding(stage.data)}
     if data.rows:
-        return {"data": {"rows": rows_digest(_named(resolved, number))}}
-    of_stage = {"context": stage.context, "pattern": stage.pattern, "positions": stage.positions, **own}
-    return {"stages": {str(number): of_stage}, "data": deciding(resolved.recipe.data)}
+        return {"data": {"rows": rows_digest(named_rows(resolved, number, short=short))}}
+    return {
+        "stages": {str(number): {**_wanted(resolved, number, short), **own}},
+        "data": deciding(resolved.recipe.data),
+    }
+
+
+def _wanted(resolved: ResolvedRecipe, number: int, short: bool) -> dict[str, Any]:
+    """Settings by which rows belong to a stage."""
+    stage, length = resolved.recipe.stages[number], resolved.short_lengths[number]
+    if short:
+        return {
+            "context": stage.context,
+            "pattern": "intra_document",
+            "positions": "reset",
+            "documents_up_to": length,
+        }
+    limits = {} if length is None else {"documents_above": length}
+    return {"context": stage.context, "pattern": stage.pattern, "positions": stage.positions, **limits}
 
 
 def pack_rows(
@@ -65,6 +93,7 @@ def pack_rows(
     number: int,
     before: Mapping[str, Any] | None,
     held_out: Callable[[], HeldOut],
+    short: bool = False,
 ) -> tuple[PackedRows, dict[str, Any]]:
     """Pack the rows of a stage, or open those that the recipe names.
 
@@ -74,6 +103,7 @@ def pack_rows(
         number: index of the stage, counted from 0.
         before: the record of rows that the run had for this stage, which must come out again; None for new rows.
         held_out: documents that the run holds out, for a stage with documents of its own.
+        short: whether to pack the short rows of the stage.
 
     Returns:
         The rows, and their record: JSON values that say which they are, not where.
@@ -85,11 +115,11 @@ def pack_rows(
     recipe = resolved.recipe
     withheld: HeldOut | None = None
     if recipe.data.rows:
-        rows = _named(resolved, number, verify=True)
+        rows = named_rows(resolved, number, verify=True, short=short)
     else:
         if recipe.stages[number].own_documents and not recipe.data.validation_sources:
             withheld = held_out()
-        rows = _rows(resolved, context, number, withheld)
+        rows = _rows(resolved, context, number, withheld, short)
         # The name is a digest of all that the rows depend on, the documents included.
         if before is not None and rows.folder.name != before["name"]:
             raise RopewalkError(
@@ -109,7 +139,12 @@ def pack_rows(
 
 
 def open_packed(
-    resolved: ResolvedRecipe, context: RunContext, number: int, record: Mapping[str, Any], verify: bool
+    resolved: ResolvedRecipe,
+    context: RunContext,
+    number: int,
+    record: Mapping[str, Any],
+    verify: bool,
+    short: bool = False,
 ) -> PackedRows | None:
     """Open the rows of a stage that an earlier process packed; None if they are gone.
 
@@ -117,13 +152,14 @@ def open_packed(
         resolved, context, number: as for :func:`pack_rows`.
         record: their record.
         verify: whether to verify their files.
+        short: whether they are the short rows of the stage.
 
     Raises:
         RopewalkError: if they are damaged, or others.
     """
     if resolved.recipe.data.rows:
-        return _named(resolved, number, verify)
-    for folder in _places(resolved, context, number, record["name"]):
+        return named_rows(resolved, number, verify, short)
+    for folder in _places(resolved, context, number, record["name"], short):
         if is_packed(folder):
             return _opened(resolved, context, folder, record, verify)
         # A folder with WORK in it is an interrupted packing, which continues.
@@ -152,35 +188,39 @@ def _opened(
     return rows
 
 
-def _places(resolved: ResolvedRecipe, context: RunContext, number: int, name: str) -> list[Path]:
+def _places(resolved: ResolvedRecipe, context: RunContext, number: int, name: str, short: bool) -> list[Path]:
     """Folders in which rows of a name may be, the one that the run has noted first."""
     output = folder_of(context)
-    noted = noted_rows(output).get(number)
+    noted = noted_rows(output, short).get(number)
     data = resolved.stages[number].settings.data
     places = [] if noted is None or Path(noted).name != name else [output / noted]
     return list(dict.fromkeys([*places, Path(_cache(data, context)) / name, output / DATA / name]))
 
 
-def noted_rows(output: Path) -> dict[int, str]:
+def noted_rows(output: Path, short: bool = False) -> dict[int, str]:
     """Folders of the rows of each stage, as far as ``rows.json`` tells: relative to the run's folder, or absolute."""
     try:
-        rows = json.loads((output / ROWS).read_text(encoding="utf-8"))["rows"]
+        rows = json.loads((output / ROWS).read_text(encoding="utf-8"))["short_rows" if short else "rows"]
         return {number: str(each) for number, each in enumerate(rows) if each is not None}
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         # It only saves the user from packing again: what the rows must be is in the records of the run.
         return {}
 
 
-def note_rows(output: Path, number: int, rows: PackedRows) -> None:
+def note_rows(output: Path, number: int, rows: PackedRows, short: bool = False) -> None:
     """Note in ``rows.json`` where the rows of a stage are; inside the run relatively, so that it can be moved."""
     place, home = rows.folder.resolve(), output.resolve()
-    noted = noted_rows(output)
-    noted[number] = str(place.relative_to(home) if place.is_relative_to(home) else place)
-    write_json(output / ROWS, {"rows": [noted.get(each) for each in range(max(noted) + 1)]})
+    noted = {"rows": noted_rows(output), "short_rows": noted_rows(output, short=True)}
+    folder = str(place.relative_to(home) if place.is_relative_to(home) else place)
+    noted["short_rows" if short else "rows"][number] = folder
+    written = {
+        kind: [each.get(stage) for stage in range(max(each) + 1)] for kind, each in noted.items() if each
+    }
+    write_json(output / ROWS, written)
 
 
 def refuse_other_documents(
-    resolved: ResolvedRecipe, records: Mapping[int, Mapping[str, Any]], output: Path
+    resolved: ResolvedRecipe, records: Sequence[tuple[int, Mapping[str, Any]]], output: Path
 ) -> None:
     """Raise if stages were packed from different states of the same sources.
 
@@ -188,13 +228,13 @@ def refuse_other_documents(
 
     Args:
         resolved: the recipe.
-        records: records of the rows, by index of the stage.
+        records: index of the stage and record of all rows.
         output: folder of the run.
     """
     if resolved.recipe.data.rows:
         return
     states: dict[str, set[str]] = {}
-    for number, record in records.items():
+    for number, record in records:
         for sources, documents in (
             (resolved.stages[number].settings.data.sources, record["documents"]),
             (resolved.recipe.data.sources, record["withheld"]),
@@ -230,7 +270,7 @@ def may_lack_targets(manifest: Mapping[str, Any]) -> bool:
     return "chat_template" in manifest or "span_documents" in manifest["counts"]["reading"]
 
 
-def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[PackedRows | None]) -> None:
+def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[TrainingRows | None]) -> None:
     """Raise if a step would have no token to train on, before training begins.
 
     Only chats and documents with spans of loss can lack targets: ``truncate`` may cut one before its first answer.
@@ -239,15 +279,19 @@ def refuse_steps_without_targets(resolved: ResolvedRecipe, rows: Sequence[Packed
         RopewalkError: with the stage and the first such step.
     """
     for number, each in enumerate(rows):
-        if each is None or not may_lack_targets(each.manifest):
+        if each is None or not may_lack_targets(each.folder.manifest):
             continue
-        anchor, settings = each.settings.anchor_length, resolved.stages[number].settings
+        settings = resolved.stages[number].settings
         silent = {
-            index for index in range(len(each)) if not targets_of_documents(each.packed(index), anchor).any()
+            StepRow(folder, index)
+            for folder in (each.folder, each.short)
+            for index in range(0 if folder is None else len(folder))
+            if folder is not None
+            and not targets_of_documents(folder.packed(index), folder.settings.anchor_length).any()
         }
         for step in range(settings.stage.steps if silent else 0):
             # The order of the training itself, so that only a step that would occur is refused.
-            wanted = rows_for_step(step, settings.stage.rows_per_step, len(each), settings.seed)
+            wanted = each.of_step(step, settings.stage.rows_per_step, settings.seed)
             if silent.issuperset(wanted):
                 raise RopewalkError(
                     f"stage {number + 1}: step {step + 1} has no token to train on, because all documents in its rows "
@@ -304,26 +348,64 @@ def rows_digest(rows: PackedRows) -> str:
     return digest([rows.manifest["digest"], [each["sha256"] for each in files]])
 
 
-def _named(resolved: ResolvedRecipe, number: int, verify: bool = False) -> PackedRows:
-    """The folder of rows for a stage among those that the recipe names."""
+def trained_kinds(resolved: ResolvedRecipe, number: int, rows: TrainingRows) -> dict[str, Any]:
+    """Rows and trained tokens of both kinds of rows over all steps of a stage, and their shares, as JSON values.
+
+    Args:
+        resolved: the recipe.
+        number: index of the stage, counted from 0.
+        rows: its rows, of both kinds.
+    """
+    settings = resolved.stages[number].settings
+    steps = (
+        rows.of_step(step, settings.stage.rows_per_step, settings.seed)
+        for step in range(settings.stage.steps)
+    )
+    times = Counter(row for step in steps for row in step)
+    found: dict[str, dict[str, Any]] = {}
+    for kind, folder in (("short", rows.short), ("long", rows.folder)):
+        assert folder is not None
+        read = {row.number: count for row, count in times.items() if row.folder is folder}
+        anchor = folder.settings.anchor_length
+        found[kind] = {
+            "documents": folder.settings.kind,
+            "packed_rows": len(folder),
+            "rows": sum(read.values()),
+            "trained_tokens": sum(
+                count * int(targets_of_documents(folder.packed(index), anchor).sum())
+                for index, count in read.items()
+            ),
+        }
+    for name in ("rows", "trained_tokens"):
+        total = sum(each[name] for each in found.values())
+        for each in found.values():
+            each[f"{name}_share"] = each[name] / total if total else None
+    return found
+
+
+def named_rows(
+    resolved: ResolvedRecipe, number: int, verify: bool = False, short: bool = False
+) -> PackedRows:
+    """The folder of rows for a stage, or of its short rows, among those that the recipe names.
+
+    Raises:
+        RopewalkError: if none of them fits the stage, or several do.
+    """
     stage, identity = resolved.recipe.stages[number], tokenizer_identity(resolved.tokenizer)
     key = f"stages.{number}.data.rows" if stage.own_documents else "data.rows"
     there = [open_rows(folder, tokenizer=identity) for folder in resolved.stages[number].settings.data.rows]
-    wanted = (stage.context, stage.pattern, stage.positions)
+    wanted = _wanted(resolved, number, short)
+    names = tuple(dict.fromkeys([*wanted, *(limit for limit in LIMITS)]))
     fitting = [
-        each
-        for each in there
-        if (each.settings.context, each.settings.pattern, each.settings.positions) == wanted
+        each for each in there if all(getattr(each.settings, name) == wanted.get(name) for name in names)
     ]
     if len(fitting) != 1:
         found = ", ".join(
-            f"{each.folder} (context {each.settings.context}, pattern {each.settings.pattern}, positions "
-            f"{each.settings.positions})"
+            f"{each.folder} ({_in_words({name: getattr(each.settings, name) for name in names}, ', ')})"
             for each in fitting or there
         )
         raise RopewalkError(
-            f"stage {number + 1} needs one folder of rows with context {stage.context}, pattern {stage.pattern} "
-            f"and positions {stage.positions}, but {key} names "
+            f"stage {number + 1} needs one folder of rows with {_in_words(wanted, ' and ')}, but {key} names "
             + (
                 f"{len(fitting)} such folders; keep only one of {found}"
                 if fitting
@@ -331,6 +413,12 @@ def _named(resolved: ResolvedRecipe, number: int, verify: bool = False) -> Packe
             )
         )
     return open_rows(fitting[0].folder, tokenizer=identity, verify=True) if verify else fitting[0]
+
+
+def _in_words(settings: Mapping[str, Any], last: str) -> str:
+    """Settings of rows in words, without those that are not set."""
+    *most, least = (f"{name} {value}" for name, value in settings.items() if value is not None)
+    return f"{', '.join(most)}{last}{least}"
 
 
 def refuse_other_split(recipe: Recipe, rows: Sequence[PackedRows | None]) -> None:
@@ -350,15 +438,22 @@ def refuse_other_split(recipe: Recipe, rows: Sequence[PackedRows | None]) -> Non
 
 
 def _pack_config(
-    resolved: ResolvedRecipe, data: Data, number: int, withheld: tuple[int, ...] | None = None
+    resolved: ResolvedRecipe,
+    data: Data,
+    number: int,
+    withheld: tuple[int, ...] | None = None,
+    short: bool = False,
 ) -> PackConfig:
     """Settings for packing rows of a stage; ``withheld``: hashes of documents it neither trains on nor holds out."""
+    packing = resolved.packing[number]
+    rows = packing.short_rows if short else packing.rows
+    assert rows is not None
     # Documents withheld from a stage's own data are those held out already; it holds out no others.
     held_out = 0 if data.validation_sources or withheld is not None else data.validation_documents
     return PackConfig(
         sources=data.sources,
         tokenizer=resolved.tokenizer.name_or_path,
-        rows=resolved.packing[number],
+        rows=rows,
         mixture=data.mixture or MixtureSettings(),
         validation=ValidationSettings(documents=held_out),
         work=WorkSettings(workers=data.workers),
@@ -370,7 +465,9 @@ def _cache(data: Data, context: RunContext) -> str | Path:
     return data.cache or folder_of(context) / DATA
 
 
-def _rows(resolved: ResolvedRecipe, context: RunContext, number: int, held_out: HeldOut | None) -> PackedRows:
+def _rows(
+    resolved: ResolvedRecipe, context: RunContext, number: int, held_out: HeldOut | None, short: bool
+) -> PackedRows:
     recipe, reporter = resolved.recipe, context.rank_0_reporter
     data = resolved.stages[number].settings.data
     withheld = None
@@ -384,18 +481,35 @@ def _rows(resolved: ResolvedRecipe, context: RunContext, number: int, held_out: 
         made = True
         advance(documents, f"{tokens:,} tokens")
 
-    with reporter.bar(f"stage {number + 1} data", None) as advance:
-        config = _pack_config(resolved, data, number, withheld)
-        rows = prepare_rows(
-            config, _cache(data, context), tokenizer=resolved.tokenizer, progress=progress, note=reporter.note
-        )
+    kind = "" if resolved.short_lengths[number] is None else "short " if short else "long "
+    with reporter.bar(f"stage {number + 1} {kind}data", None) as advance:
+        config = _pack_config(resolved, data, number, withheld, short)
+        try:
+            rows = prepare_rows(
+                config,
+                _cache(data, context),
+                tokenizer=resolved.tokenizer,
+                progress=progress,
+                note=reporter.note,
+            )
+        except RopewalkError as error:
+            if not kind:
+                raise
+            raise RopewalkError(f"stage {number + 1}, {kind}rows: {error}") from error
     if not made:
         # The rows come from a cache that another run filled, so their digests must be verified.
         open_rows(rows.folder, verify=True)
     stage = recipe.stages[number]
-    epochs = stage.steps * stage.rows_per_step / len(rows)
+    trained = stage.steps * stage.rows_per_step
+    if stage.short_rows is not None:
+        of_short = short_rows_of(stage.short_rows, trained)
+        trained = of_short if short else trained - of_short
+    epochs = trained / len(rows)
     repeated = f", read {epochs:.1f} times" if epochs > 1 else ""
-    reporter.note(f"stage {number + 1}: {len(rows)} training rows of {stage.context} tokens{repeated}")
+    of_kind = f" of {rows.settings.kind}" if kind else ""
+    reporter.note(
+        f"stage {number + 1}: {len(rows)} {kind}training rows of {stage.context} tokens{of_kind}{repeated}"
+    )
     for sentence in mixture_sentences(rows.manifest):
         reporter.note(f"stage {number + 1}: {sentence}")
     return rows

@@ -195,8 +195,9 @@ def played_need(resolved: ResolvedRecipe, number: int) -> Need:
 def _played(resolved: ResolvedRecipe, number: int) -> Need:
     # A tokenizer is large, and no step needs it.
     resolved = replace(resolved, tokenizer=None)
+    documents = replace(ONE_DOCUMENT, short_length=resolved.short_lengths[number])
     with in_own_process() as player:
-        costs = player(resolved, number, ONE_DOCUMENT, 0)
+        costs = player(resolved, number, documents, 0)
     seconds = sum(compute_seconds(costs.operators, H100).values())
     return Need(costs.memory.peak, costs.memory.host_bytes, seconds, costs.transfers)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from ropewalk.attention.engines.capabilities import Capability, capability_of
 from ropewalk.attention.kept import Keeping
 from ropewalk.data import PackingSettings, load_tokenizer, special_ids
 from ropewalk.data.read.embedded import resolve_model
+from ropewalk.data.rows.kinds import long_kind, short_kind
 from ropewalk.data.settings import RowPolicies
 from ropewalk.errors import EngineError, RopewalkError
 from ropewalk.fused import compiler_missing
@@ -48,7 +49,7 @@ from ropewalk.training.mesh_choice import DoesNotFit, MeshChoice
 from ropewalk.training.metrics import require_trackers
 from ropewalk.training.recipe.recipe import Parallel, Precision, Recipe, Stage
 from ropewalk.training.recipe.stage import describe_own_settings
-from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage
+from ropewalk.training.resolved import ResolvedRecipe, ResolvedStage, StagePacking
 from ropewalk.training.simulation.rank_costs import in_own_process
 from ropewalk.training.stage_engine import measures_engine
 from ropewalk.training.stage_rope.base import takes_recommended_base
@@ -149,13 +150,18 @@ def resolve(
         if arranged.world_size > 1:
             refuse_on_mesh(arranged, config, recipe.exact_rope, [current, *possible])
     tokenizer = None
-    packing: tuple[PackingSettings, ...] = ()
+    short_lengths = tuple(
+        _short_length(number, recipe, each.low, config, other)
+        for number, (each, other) in enumerate(zip(bounds, others, strict=True))
+    )
+    packing: tuple[StagePacking, ...] = ()
     if machine is None if with_tokenizer is None else with_tokenizer:
         vocabulary = config.source.get_text_config().vocab_size
         tokenizer = _tokenizer(recipe, model, vocabulary, mesh.world_size > 1)
         # Packed rows already contain the decisions that packing settings make.
-        packing = () if recipe.data.rows else tuple(_packing(recipe, stage) for stage in recipe.stages)
-        for settings in packing:
+        if not recipe.data.rows:
+            packing = tuple(map(partial(_packing, recipe), recipe.stages, short_lengths))
+        for settings in (each for both in packing for each in both if each is not None):
             settings.bos_policy(special_ids(tokenizer, settings))
     stages = [
         ResolvedStage(
@@ -184,6 +190,7 @@ def resolve(
         methods=tuple(each.method for each in bounds),
         origins=tuple(each.origin for each in bounds),
         packing=packing,
+        short_lengths=short_lengths,
         tokenizer=tokenizer,
         device=device,
         precision=precision,
@@ -315,7 +322,9 @@ def _engine(
 ) -> EngineName:
     # Under autocast, too, attention computes in bfloat16.
     compute = torch.float32 if precision == "float32" else torch.bfloat16
-    full = stage.context if stage is not None and stage.pattern == "full" else None
+    # Short rows contain several documents, whatever the pattern of the others.
+    one_run = stage is not None and stage.pattern == "full" and stage.short_rows is None
+    full = stage.context if stage is not None and one_run else None
     spec = attention_spec(config, device, compute, ring=ring, full=full, capability=capability)
     return check_engine(recipe.engine, spec)
 
@@ -396,14 +405,50 @@ def _table(stage: Stage) -> Factors | None:
     )
 
 
+def _short_length(
+    number: int, recipe: Recipe, method: RopeMethod, config: ModelConfig, others: Mapping[str, RopeMethod]
+) -> int | None:
+    """Most tokens of a document in the short rows of a stage; None for a stage without.
+
+    Raises:
+        RopewalkError: if short rows cannot have the RoPE of the checkpoint.
+    """
+    if recipe.stages[number].short_rows is None:
+        return None
+    key = f"stages.{number}.short_rows"
+    if not recipe.exact_rope:
+        raise RopewalkError(
+            f"{key} needs ropewalk's rotary module, which chooses the RoPE of each row; set exact_rope: true"
+        )
+    changed = [kind for kind, other in others.items() if other != config.other_ropes.get(kind)]
+    if changed:
+        raise RopewalkError(
+            f"{key} trains short rows with the RoPE of the checkpoint, but the run changes that of layers of type "
+            f"{changed[0]} for rows of every length; leave {changed[0]} out of the stages' rope"
+        )
+    assert isinstance(method, LongRope)
+    length, context = method.original_max_position_embeddings, recipe.stages[number].context
+    if context <= length:
+        raise RopewalkError(
+            f"{key} needs a context of more than the original length of {length} tokens, got {context}; raise "
+            f"stages.{number}.context, or leave short_rows out"
+        )
+    return length
+
+
 def _check_short_context(recipe: Recipe) -> None:
+    if recipe.short_context is not None and recipe.stages[-1].short_rows is not None:
+        raise RopewalkError(
+            "short_context would search other short factors than the short rows of the last stage train with; leave "
+            "out short_context or short_rows"
+        )
     if recipe.short_context is not None and not recipe.exact_rope:
         raise RopewalkError(
             "short_context needs ropewalk's rotary module, which exact_rope: false disables; set exact_rope: true"
         )
 
 
-def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
+def _packing(recipe: Recipe, stage: Stage, short_length: int | None) -> StagePacking:
     # With the pattern anchor, the BOS token at the start of the row is the anchor, so the setting does not apply.
     bos = "auto" if stage.pattern == "anchor" else recipe.data.bos
     # Nor has any other pattern an anchor; the recipe's own check refuses one that no stage has.
@@ -411,9 +456,12 @@ def _packing(recipe: Recipe, stage: Stage) -> PackingSettings:
     policies = {name: getattr(recipe.data, name) for name in RowPolicies.model_fields}
     policies |= {"bos": bos, "anchor_token": anchor}
     try:
-        return PackingSettings(
+        rows = PackingSettings(
             context=stage.context, pattern=stage.pattern, positions=stage.positions, **policies
         )
+        if short_length is None:
+            return StagePacking(rows)
+        return StagePacking(long_kind(rows, short_length), short_kind(rows, short_length, recipe.data.bos))
     except ValidationError as error:
         raise RopewalkError(explain(error, PackingSettings)) from error
 
@@ -765,6 +813,8 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
     known = zip(recipe.stages, resolved.methods, resolved.origins, strict=True)
     for number, (stage, method, origin) in enumerate(known, start=1):
         base = "a base to be chosen in the run" if method is None else f"rope_theta {method.rope_theta:,.0f}"
+        if stage.short_rows is not None and stage.rope.limiting.method != LongRope.name:
+            base = f"its frequencies as longrope's long factors over {base}"
         if stage.rope.limiting.search is not None:
             base = "factors to be searched in the run"
         training = f"{stage.steps} steps of {stage.rows_per_step} rows" if stage.steps else "no training"
@@ -772,6 +822,12 @@ def announcement(resolved: ResolvedRecipe) -> list[str]:
             f"stage {number}: {stage.context} tokens, {stage.rope.limiting.method} with {base}, "
             f"pattern {stage.pattern}, positions {stage.positions}, {training}"
         )
+        if stage.short_rows is not None:
+            lines.append(
+                f"stage {number}: {stage.short_rows:.3g} of the rows are short: documents of at most "
+                f"{resolved.short_lengths[number - 1]:,} tokens with the RoPE of the checkpoint, each by itself; the "
+                "others have longer documents alone"
+            )
         if resolved.router_aux_losses[number - 1]:
             factor = resolved.router_aux_losses[number - 1]
             lines.append(f"stage {number}: load-balancing loss of the experts has factor {factor:g}")

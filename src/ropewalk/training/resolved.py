@@ -6,7 +6,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,7 +14,7 @@ from ropewalk.attention import EngineName
 from ropewalk.attention.api import KERNELS
 from ropewalk.attention.engines.capabilities import Capability
 from ropewalk.attention.kept import Keeping
-from ropewalk.data import PackedRows, PackingSettings
+from ropewalk.data import PackedRows, PackingSettings, StepRow, TrainingRows
 from ropewalk.models.adapter import NewAdapter
 from ropewalk.models.compute.losses import LossModel, OutputHead
 from ropewalk.models.load import ModelSetup, load_model
@@ -27,6 +27,18 @@ from ropewalk.training.recipe.recipe import Recipe, StageSettings
 
 RopeAt = tuple[RopeMethod, int]
 """A RoPE method and the context in tokens that it is for."""
+
+
+class StagePacking(NamedTuple):
+    """Packing settings of a stage.
+
+    Attributes:
+        rows: of its rows; of the rows of long documents, if it has short rows too.
+        short_rows: of its short rows; None if it has none.
+    """
+
+    rows: PackingSettings
+    short_rows: PackingSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,9 @@ class ResolvedRecipe:
         methods: RoPE method of each stage; None if it depends on what an ``auto`` stage chooses or a search finds.
         origins: for each stage, the method and length from which its recommended base is derived; None if they are not
             known yet.
-        packing: packing settings of each stage; empty if the recipe names packed rows.
+        packing: packing settings of each stage, and of its short rows; empty if the recipe names packed rows.
+        short_lengths: for each stage with short rows, the most tokens of a short document, which is the original
+            length; otherwise None.
         tokenizer: the model's tokenizer.
         device: device to train on.
         precision: float32, bfloat16-autocast or bfloat16.
@@ -95,7 +109,8 @@ class ResolvedRecipe:
     other_ropes: tuple[Mapping[str, RopeMethod], ...]
     methods: tuple[RopeMethod | None, ...]
     origins: tuple[RopeAt | None, ...]
-    packing: tuple[PackingSettings, ...]
+    packing: tuple[StagePacking, ...]
+    short_lengths: tuple[int | None, ...]
     tokenizer: Any
     device: torch.device
     precision: str
@@ -153,6 +168,7 @@ class AtStage:
         context: processes, output folder and reporter.
         weights: checkpoint that the stage starts from; None for the recipe's model.
         rows: packed rows of the stage; None for a stage without training.
+        short_rows: packed rows of short documents; None for a stage that has none.
         validation: packed rows whose held-out documents the run evaluates on.
         searched: hashes of held-out documents on which searches of the run measure; no evaluation may read them.
     """
@@ -161,6 +177,7 @@ class AtStage:
     context: RunContext
     weights: Path | None = None
     rows: PackedRows | None = None
+    short_rows: PackedRows | None = None
     validation: PackedRows | None = None
     searched: frozenset[int] = frozenset()
 
@@ -168,6 +185,11 @@ class AtStage:
     def output(self) -> Path:
         """Folder of the run."""
         return folder_of(self.context)
+
+    def training_rows(self, number: int) -> TrainingRows:
+        """All rows of a stage that trains, counted from 0."""
+        assert self.rows is not None
+        return TrainingRows(self.rows, self.short_rows, self.resolved.recipe.stages[number].short_rows or 0.0)
 
 
 def folder_of(context: RunContext) -> Path:
@@ -233,7 +255,7 @@ def load_for_run(
     return load_sharded(path, context.mesh, context.world, setup, shards, compute_dtype, adapter, offload)
 
 
-def share_of_step(rows: Sequence[int], context: RunContext) -> list[int]:
+def share_of_step(rows: Sequence[StepRow], context: RunContext) -> list[StepRow]:
     """This process's share of a step's rows: every data_degree-th row, starting at its data rank."""
     if context.mesh is None:
         return list(rows)

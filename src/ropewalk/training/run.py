@@ -42,7 +42,7 @@ from ropewalk.training.checkpoint.files import (
 )
 from ropewalk.training.checkpoint.sharded import export_model, load_weights
 from ropewalk.training.copied import refuse_other_copy, take_from_copy
-from ropewalk.training.documents import ROWS, check_sources, rows_identity
+from ropewalk.training.documents import ROWS, check_sources, rows_identity, trained_kinds
 from ropewalk.training.final_weights import check_whole, describe_weights, final_weights
 from ropewalk.training.folder import (
     ADAPTER,
@@ -59,7 +59,7 @@ from ropewalk.training.measurement import measure
 from ropewalk.training.metrics import tracking
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import ResolvedRecipe, RopeAt, load_for_run
-from ropewalk.training.run_state import Run, searched_of
+from ropewalk.training.run_state import Run, rows_step, rows_steps, searched_of
 from ropewalk.training.stage import StageRun, run_stage
 from ropewalk.training.stage_engine import CHOICES as ENGINES
 from ropewalk.training.stage_rope.auto import CHOICES as BASES
@@ -214,7 +214,11 @@ def _room_for_checkpoints(run: Run) -> str | None:
 def _steps(run: Run) -> tuple[list[Step], list[Step]]:
     """All that a run does, in order: what decides its documents, and what follows."""
     stages = range(len(run.recipe.stages))
-    packing = [_rows(run, number) for number in stages if run.recipe.stages[number].steps]
+    packing = [
+        _rows(run, number, name != rows_step(number))
+        for number in stages
+        for name in rows_steps(run.recipe, number)
+    ]
     training = [step for number in stages for step in (_rope(run, number), _train(run, number))]
     short = [_short(run)] if run.recipe.short_context is not None else []
     return (
@@ -223,14 +227,14 @@ def _steps(run: Run) -> tuple[list[Step], list[Step]]:
     )
 
 
-def _rows(run: Run, number: int) -> Step:
-    """Pack the rows of a stage, or find those that the recipe names."""
+def _rows(run: Run, number: int, short: bool) -> Step:
+    """Pack the rows of a stage, or its short rows, or find those that the recipe names."""
 
     def body(work: Work) -> Any:
         work.kept(ROWS)
-        return run.context.world.on_rank_0(lambda: run.pack(number, work.before))
+        return run.context.world.on_rank_0(lambda: run.pack(number, work.before, short))
 
-    return Step(f"rows-{number + 1}", lambda: rows_identity(run.resolved, number), (), body)
+    return Step(rows_step(number, short), lambda: rows_identity(run.resolved, number, short), (), body)
 
 
 def _held_out(run: Run) -> Step:
@@ -289,7 +293,7 @@ def _rope(run: Run, number: int) -> Step:
     resolved, stage = run.resolved, run.recipe.stages[number]
     rope, name, table = stage.rope.limiting, f"rope-{number + 1}", resolved.tables[number]
     earlier = (f"rope-{number}", f"train-{number}") if number else ()
-    inputs = (*earlier, f"rows-{number + 1}") if rope.measured and stage.steps else earlier
+    inputs = (*earlier, rows_step(number)) if rope.measured and stage.steps else earlier
 
     def identity() -> Mapping[str, Any]:
         before = run.before(number)
@@ -373,11 +377,16 @@ def _train(run: Run, number: int) -> Step:
                 StageRun(number, at, method, tokens, steps, inside, measured), run.metrics
             )
         end = run.output / CHECKPOINTS / checkpoint_name(Position(number, stage.steps, 0))
-        return run.context.world.on_rank_0(lambda: _checkpoint(end))
+        rows = None if stage.short_rows is None else run.training_rows(number)
+
+        def value() -> dict[str, Any]:
+            kinds = {} if rows is None else {"kinds": trained_kinds(resolved, number, rows)}
+            return {**_checkpoint(end), **kinds}
+
+        return run.context.world.on_rank_0(value)
 
     earlier = (f"train-{number}",) if number else ()
-    rows = (f"rows-{number + 1}",) if stage.steps else ()
-    inputs = (*rows, *earlier, f"rope-{number + 1}")
+    inputs = (*rows_steps(recipe, number), *earlier, f"rope-{number + 1}")
     precious = run.has_trained(number)
     return Step(name, identity, inputs, body, stage.steps, reached, precious, _ways_on(number))
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ropewalk.data import PackedRows, open_rows
+from ropewalk.data import PackedRows, TrainingRows, open_rows
 from ropewalk.data.rows.packed_rows import is_packed
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.rows import DrawnDocuments
@@ -92,7 +92,7 @@ class Run:
     todo: Todo = field(default_factory=Todo)
     checkpoint: Path | None = None
     loaded: list[LossModel] = field(default_factory=list)
-    _packed: dict[int, PackedRows] = field(default_factory=dict)
+    _packed: dict[tuple[int, bool], PackedRows] = field(default_factory=dict)
     _documents: list[DrawnDocuments] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -148,37 +148,49 @@ class Run:
 
     # Documents
 
-    def pack(self, number: int, before: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Pack the rows of a stage on rank 0, and return their record."""
-        rows, record = pack_rows(self.resolved, self.context, number, before, self._held_out_texts)
-        note_rows(self.output, number, rows)
-        self._packed[number] = rows
+    def pack(self, number: int, before: Mapping[str, Any] | None, short: bool = False) -> dict[str, Any]:
+        """Pack the rows of a stage, or its short rows, on rank 0, and return their record."""
+        rows, record = pack_rows(self.resolved, self.context, number, before, self._held_out_texts, short)
+        note_rows(self.output, number, rows, short)
+        self._packed[number, short] = rows
         return record
 
-    def rows(self, number: int | None) -> PackedRows | None:
-        """Packed rows of a stage, verified; packed again if they are gone. Every rank must call this method."""
-        if number is None or not self.recipe.stages[number].steps:
+    def rows(self, number: int | None, short: bool = False) -> PackedRows | None:
+        """Packed rows of a stage, verified; packed again if they are gone. Every rank must call this method.
+
+        Args:
+            number: index of the stage; None for none.
+            short: whether to open its short rows, which only some stages have.
+        """
+        if number is None or rows_step(number, short) not in rows_steps(self.recipe, number):
             return None
+        key = number, short
 
         def folder() -> str:
-            if number not in self._packed:
-                record = self.value(f"rows-{number + 1}")
-                there = open_packed(self.resolved, self.context, number, record, True)
+            if key not in self._packed:
+                record = self.value(rows_step(number, short))
+                there = open_packed(self.resolved, self.context, number, record, True, short)
                 if there is None:
-                    self.pack(number, record)
+                    self.pack(number, record, short)
                 else:
-                    self._packed[number] = there
-            return str(self._packed[number].folder.resolve())
+                    self._packed[key] = there
+            return str(self._packed[key].folder.resolve())
 
         place = Path(self.context.world.on_rank_0(folder))
-        if number not in self._packed:
+        if key not in self._packed:
             if not is_packed(place):
                 raise RopewalkError(
                     f"the folder of packed rows {place} is not visible on this machine; set output to a folder on a "
                     "file system that all machines share"
                 )
-            self._packed[number] = open_rows(place)
-        return self._packed[number]
+            self._packed[key] = open_rows(place)
+        return self._packed[key]
+
+    def training_rows(self, number: int) -> TrainingRows | None:
+        """All rows of a stage; None if it does not train. Every rank must call this method."""
+        rows, short = self.rows(number), self.rows(number, short=True)
+        share = self.recipe.stages[number].short_rows or 0.0
+        return None if rows is None else TrainingRows(rows, short, share)
 
     def held_out_rows(self) -> PackedRows | None:
         """Packed rows whose held-out documents the run evaluates on; every rank must call this method."""
@@ -230,8 +242,27 @@ class Run:
         """
         if searched is None:
             searched = searched_of(self.runner.values["held-out"]["searches"])
-        rows, held_out = self.rows(number), self.held_out_rows()
-        return replace(self.without_rows(number, weights), rows=rows, validation=held_out, searched=searched)
+        return replace(
+            self.without_rows(number, weights),
+            rows=self.rows(number),
+            short_rows=self.rows(number, short=True),
+            validation=self.held_out_rows(),
+            searched=searched,
+        )
+
+
+def rows_step(number: int, short: bool = False) -> str:
+    """Name of the step that packs the rows of a stage, counted from 0, or its short rows."""
+    return f"{'short-' if short else ''}rows-{number + 1}"
+
+
+def rows_steps(recipe: Recipe, number: int) -> tuple[str, ...]:
+    """Names of the steps that pack the rows of a stage, counted from 0; none for a stage without training."""
+    stage = recipe.stages[number]
+    if not stage.steps:
+        return ()
+    kinds = (False,) if stage.short_rows is None else (False, True)
+    return tuple(rows_step(number, short) for short in kinds)
 
 
 def searched_of(searches: list[dict[str, Any]]) -> frozenset[int]:

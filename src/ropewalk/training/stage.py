@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 
 from ropewalk.attention.flash import flash_activated
-from ropewalk.data import rows_for_step
 from ropewalk.errors import RunFailure, Stopped
 from ropewalk.io.progress import Advance, Silent
 from ropewalk.io.signals import noted_signals
@@ -314,12 +313,11 @@ def waited_for(items: Iterator[Made]) -> Iterator[tuple[Made, float]]:
 
 def _batches(run: StageRun, model: LossModel, step: int) -> list[Batch]:
     """This rank's micro-batches of one step, with attention plans and positions prepared."""
-    resolved, context, rows = run.at.resolved, run.at.context, run.at.rows
+    resolved, context, rows = run.at.resolved, run.at.context, run.at.training_rows(run.number)
     here = resolved.stages[run.number]
     stage = here.settings.stage
-    assert rows is not None
-    wanted = rows_for_step(step, stage.rows_per_step, len(rows), here.settings.seed)
-    mine = [rows[i] for i in share_of_step(wanted, context)]
+    wanted = rows.of_step(step, stage.rows_per_step, here.settings.seed)
+    mine = [rows.read(each) for each in share_of_step(wanted, context)]
     batches = micro_batches(mine, stage.rows_per_batch, context.mesh)
     return prepare(batches, here.engine, model.device, localities_of(model.model))
 

@@ -25,7 +25,6 @@ from ropewalk.attention.measuring import (
     shortened,
 )
 from ropewalk.attention.options import AttentionOptions
-from ropewalk.data import rows_for_step
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json, write_json
 from ropewalk.models.config.model import ModelConfig
@@ -230,12 +229,11 @@ def _slowest(of_ranks: Sequence[Measured]) -> Measured:
 
 def _first_rows(number: int, at: AtStage, layers: Sequence[LayersAlike]) -> list[PackedLayout]:
     """Layouts of the rows of this rank's first micro-batch, cut to what is measured, and of equal length everywhere."""
-    here, rows = at.resolved.stages[number], at.rows
+    here, rows = at.resolved.stages[number], at.training_rows(number)
     stage = here.settings.stage
-    assert rows is not None
-    wanted = rows_for_step(0, stage.rows_per_step, len(rows), here.settings.seed)
+    wanted = rows.of_step(0, stage.rows_per_step, here.settings.seed)
     mine = share_of_step(wanted, at.context)[: stage.rows_per_batch]
-    layouts = shortened([rows[i].layout for i in mine], layers, here.mesh.sequence_degree)
+    layouts = shortened([rows.read(each).layout for each in mine], layers, here.mesh.sequence_degree)
     # Rows of other ranks may need more operations, and ranks must exchange equal lengths.
     tokens = min(at.context.world.gather(layouts[0].total_length))
     return [each.first(tokens) for each in layouts]

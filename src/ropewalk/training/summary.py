@@ -191,6 +191,7 @@ def _source(run: Run) -> dict[str, Any]:
 def _stage_summary(number: int, run: Run, decision: Decision, method: RopeMethod) -> dict[str, Any]:
     engine = choices_in(run.output).get(number)
     stage, rows = run.recipe.stages[number], run.runner.values.get(f"rows-{number + 1}")
+    trained = run.runner.values.get(f"train-{number + 1}") or {}
     ropes = run.resolved.other_ropes[number].items()
     others = {kind: {"method": rope.name, **rope.to_entry()} for kind, rope in ropes}
     found: dict[str, Any] = dict(decision.found)
@@ -213,6 +214,7 @@ def _stage_summary(number: int, run: Run, decision: Decision, method: RopeMethod
         "rows": 0 if rows is None else rows["rows"],
         "mixture": None if rows is None else rows["mixture"],
         **{key: rows[key] for key in REPORTS if rows is not None and key in rows},
+        **({"kinds": trained["kinds"]} if "kinds" in trained else {}),
         **({"own": own} if (own := stage.own_settings) else {}),
         **({} if engine is None else {"engine": engine.summary()}),
     }

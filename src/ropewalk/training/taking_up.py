@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ from ropewalk.training.recipe.export import Export
 from ropewalk.training.recipe.file import dump_recipe
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import ResolvedRecipe
-from ropewalk.training.run_state import Run, Start
+from ropewalk.training.run_state import Run, Start, rows_steps
 from ropewalk.training.stage_rope.base import stage_name
 from ropewalk.training.stage_rope.search import SHORT, searches_of, split_of
 from ropewalk.training.summary import versions
@@ -301,10 +302,12 @@ def refuse_too_little(run: Run) -> None:
     """Raise now if a stage, an evaluation or the export would fail when the run reaches it."""
     world, recipe, resolved, todo = run.context.world, run.recipe, run.resolved, run.todo
     numbers = range(len(recipe.stages))
-    records = {n: run.runner.values[f"rows-{n + 1}"] for n in numbers if recipe.stages[n].steps}
+    records = [(n, run.runner.values[name]) for n in numbers for name in rows_steps(recipe, n)]
     world.on_rank_0(lambda: refuse_other_documents(resolved, records, run.output))
-    rows = [None if todo.is_done(f"train-{number + 1}") else run.rows(number) for number in numbers]
-    world.on_rank_0(lambda: refuse_other_split(recipe, rows))
+    rows = [None if todo.is_done(f"train-{number + 1}") else run.training_rows(number) for number in numbers]
+    for kind in ("folder", "short"):
+        folders = [getattr(each, kind, None) for each in rows]
+        world.on_rank_0(partial(refuse_other_split, recipe, folders))
     world.on_rank_0(lambda: refuse_steps_without_targets(resolved, rows))
     if not (todo.is_done("before") and todo.is_done("after") and has_trained_all(run)):
         run.documents()

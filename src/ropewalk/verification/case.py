@@ -20,13 +20,12 @@ from ropewalk.attention.layout import IGNORED, Row, next_token_labels
 from ropewalk.data import (
     PackingSettings,
     SourceSpec,
-    open_rows,
     prepare_rows,
     read_documents,
 )
 from ropewalk.data.rows.packed_rows import PackedRows
-from ropewalk.data.settings import PackConfig, WorkSettings
-from ropewalk.data.tokens.tokenise import tokenise, tokenizer_identity
+from ropewalk.data.settings import LIMITS, PackConfig, WorkSettings
+from ropewalk.data.tokens.tokenise import tokenise
 from ropewalk.errors import RopewalkError, first_line
 from ropewalk.io.lengths import counted
 from ropewalk.models.checkpoint.loaded_weights import refuse_other_weights
@@ -35,6 +34,7 @@ from ropewalk.models.config.read import read_config
 from ropewalk.models.load import ModelSetup, attention_spec, empty_model, load_model, refuse_files
 from ropewalk.parallel import Mesh, MeshShape, World
 from ropewalk.rope import RopeMethod
+from ropewalk.training.documents import named_rows
 from ropewalk.training.preflight import resolve
 from ropewalk.training.recipe.recipe import Optimizer, Recipe
 from ropewalk.training.resolved import ResolvedRecipe
@@ -49,6 +49,8 @@ SHORTEST = 32
 """Smallest row length in tokens."""
 LEAST_IN_BATCH = 2
 """Smallest number of rows in a micro-batch, if there are enough rows: a bug may affect only rows after the first."""
+SPECIAL = 2
+"""Tokens that packing may add to a document, beside a tag."""
 DOCUMENTS_A_ROW = 3
 """Documents longer than a third of a row are truncated, so that rows contain document boundaries to verify."""
 
@@ -185,19 +187,15 @@ def prepare(
     tokens = _row_length(parameters, stage.context, length, rows)
     if tokens < stage.context:
         remarks.append(f"verified with rows of {tokens:,} tokens instead of the stage's {stage.context:,}")
-    # Rows packed in advance have the stage's length and are cut below; new ones are packed at the short length.
-    if here.settings.data.rows:
-        packed = _rows_of_stage(recipe, resolved)
-    else:
-        packed = _pack(resolved, resolved.packing[0].model_copy(update={"context": tokens}), rows, scratch)
-    if len(packed) < rows:
-        raise RopewalkError(
-            f"the documents fill only {counted(len(packed), 'row')} of {tokens} tokens, but verify needs {rows} rows; "
-            "lower either --length or --rows, or give more documents"
+    if (original := resolved.short_lengths[0]) is not None and tokens <= original:
+        remarks.append(
+            f"rows of {tokens:,} tokens are not longer than the original length of {original:,}, so all of them have "
+            "the RoPE of the short rows; give a longer --length to verify both"
         )
+    placed = _placed(resolved, rows, tokens, scratch)
     if resolved.device.type == "cuda":
         remarks.append(describe_flash(torch.cuda.get_device_capability(resolved.device)[0]))
-    cut = [_shortened(packed[number], tokens) for number in range(rows)]
+    cut = [_shortened(packed[number], tokens) for packed, number in placed]
     heads = config.common_heads
     assert heads is not None
     dtype = torch.float32 if here.precision == "float32" else torch.bfloat16
@@ -205,7 +203,7 @@ def prepare(
         model=model,
         setup=setup,
         rows=tuple(cut),
-        trained=tuple(_trained(packed, number)[:tokens] for number in range(rows)),
+        trained=tuple(_trained(packed, number)[:tokens] for packed, number in placed),
         num_heads=heads,
         indexers=bool(config.indexed_layers),
         attention=attention_spec(config, str(resolved.device), dtype),
@@ -295,26 +293,43 @@ def _first_layers(resolved: ResolvedRecipe, recipe: Recipe, layers: int, scratch
     return str(folder)
 
 
-def _rows_of_stage(recipe: Recipe, resolved: ResolvedRecipe) -> PackedRows:
-    stage = recipe.stages[0]
-    identity = tokenizer_identity(resolved.tokenizer)
-    wanted = (stage.context, stage.pattern, stage.positions)
-    # Some folders may hold the rows of later stages.
-    for folder in resolved.stages[0].settings.data.rows:
-        rows = open_rows(folder, tokenizer=identity)
-        if (rows.settings.context, rows.settings.pattern, rows.settings.positions) == wanted:
-            return rows
-    raise RopewalkError(
-        f"data.rows has no folder with rows of {stage.context} tokens, pattern {stage.pattern} and positions "
-        f"{stage.positions}, which the first stage needs; pack them with ropewalk data pack"
-    )
+def _placed(resolved: ResolvedRecipe, rows: int, tokens: int, scratch: Path) -> list[tuple[PackedRows, int]]:
+    """Folder and number of each row; of a stage with short rows, every second one is short.
+
+    Raises:
+        RopewalkError: if the documents do not fill enough rows.
+    """
+    original = resolved.short_lengths[0]
+    kinds = (False,) if original is None else (False, True)
+    # Rows packed in advance have the stage's length and are cut later; new ones are packed at the short length.
+    if resolved.stages[0].settings.data.rows:
+        folders = [named_rows(resolved, 0, short=short) for short in kinds]
+    else:
+        # Documents are cut so that each row holds several: a row of one document could not show a leak between them.
+        most = max(2, tokens // DOCUMENTS_A_ROW)
+        settings = [each for each in resolved.packing[0] if each is not None]
+        # Of a short row they are shorter still, and none is then long or short by itself.
+        lengths = (most,) if original is None else (most, min(most, max(2, original - SPECIAL)))
+        unlimited = {"context": tokens, **dict.fromkeys(LIMITS)}
+        folders = [
+            _pack(resolved, each.model_copy(update=unlimited), rows, scratch, length)
+            for each, length in zip(settings, lengths, strict=True)
+        ]
+    placed = [(folders[number % len(kinds)], number // len(kinds)) for number in range(rows)]
+    for packed, number in placed:
+        if number >= len(packed):
+            raise RopewalkError(
+                f"the documents fill only {counted(len(packed), 'row')} of {tokens} tokens, but verify needs {rows} "
+                "rows; lower either --length or --rows, or give more documents"
+            )
+    return placed
 
 
-def _pack(resolved: ResolvedRecipe, settings: PackingSettings, rows: int, scratch: Path) -> PackedRows:
-    """Pack the first documents of the recipe's sources with the packing settings of the run."""
-    file = scratch / "documents.jsonl"
-    # Documents are cut so that each row holds several: a row of one document could not show a leak between them.
-    most = max(2, settings.context // DOCUMENTS_A_ROW)
+def _pack(
+    resolved: ResolvedRecipe, settings: PackingSettings, rows: int, scratch: Path, most: int
+) -> PackedRows:
+    """Pack the first tokens of the recipe's first documents, at most ``most`` of each, with the run's settings."""
+    file = scratch / f"documents-{settings.pattern}.jsonl"
     wanted = (rows + 1) * settings.context
     with file.open("w", encoding="utf-8") as lines:
         for ids, source in _documents(resolved):

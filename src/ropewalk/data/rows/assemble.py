@@ -313,9 +313,10 @@ def refuse_no_rows(packed: PlannedRows, counts: PackingCounts, held_out: int) ->
         advice = ["give more documents"]
     if held_out:
         advice.append(f"hold out fewer documents for validation (now {held_out})")
+    which = packed.settings.kind or "documents"
     raise RopewalkError(
-        f"the documents do not fill one row: {counts.remainder_tokens} training tokens in {counts.documents} "
-        f"documents, but a row takes {packed.settings.context} tokens{why}; {either(advice)}"
+        f"the documents do not fill one row: {counts.remainder_tokens} training tokens in {counts.documents} {which}, "
+        f"but a row takes {packed.settings.context} tokens{why}; {either(advice)}"
     )
 
 

@@ -28,7 +28,8 @@ def length_states(
     Args:
         corpus: all documents that were read.
         training: numbers of the training documents.
-        mixed: numbers of the documents after mixing, repeated ones each time; None if all are read unchanged.
+        mixed: numbers of the documents that are packed, repeated ones each time; None if each of the training documents
+            is packed once.
         context: tokens of a row.
     """
 

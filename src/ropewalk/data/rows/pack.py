@@ -29,7 +29,7 @@ from ropewalk.data.rows.packed_rows import (
     open_rows,
     packed_folders,
 )
-from ropewalk.data.rows.special_tokens import DocumentEnds
+from ropewalk.data.rows.special_tokens import DocumentEnds, enclosed_lengths
 from ropewalk.data.rows.writer import (
     RowsWriter,
     Writing,
@@ -38,7 +38,14 @@ from ropewalk.data.rows.writer import (
     row_files,
     write_rows,
 )
-from ropewalk.data.settings import LATER_FIELDS, PackConfig, RowPolicies, SourceSpec, WorkSettings
+from ropewalk.data.settings import (
+    LATER_FIELDS,
+    PackConfig,
+    PackingSettings,
+    RowPolicies,
+    SourceSpec,
+    WorkSettings,
+)
 from ropewalk.data.tokens.chat import required_template
 from ropewalk.data.tokens.corpus import Corpus, tokenise_splits
 from ropewalk.data.tokens.samples import sample_tokens
@@ -329,6 +336,7 @@ def _planned(
     # Held out before mixing, so that a repeated document is never on both sides.
     special = special_ids(tokenizer, settings)
     split = hold_out(corpus, config.validation, special, config.withheld)
+    tags = None if settings.tag is None else tag_tokens(tokenizer, settings.tag, corpus.sources, special)
     documents, mixture, dropped = split.training, None, None
     if corpus.gzip_ratios is not None and corpus.zlib is not None:
         kept, found = drop_by_gzip_ratio(
@@ -339,19 +347,15 @@ def _planned(
             config.mixture,
         )
         documents, dropped = documents[kept], gzip_report(found, config.mixture, corpus.zlib)
+    # Before mixing, so that the mixture is that of the rows.
+    documents = _of_kind(documents, corpus, settings, special, tags)
     if not config.mixture.as_is:
         mixture = mix(corpus.lengths[documents], corpus.source_ids[documents], corpus.sources, config.mixture)
         documents = documents[mixture.documents]
     # Compute before planning: both need memory per document, and this memory is free again afterwards.
-    chosen = None if config.mixture.unchanged else documents
-    lengths = length_states(corpus, split.training, chosen, settings.context)
-    ends = DocumentEnds(
-        corpus.lengths[documents],
-        corpus.first_ids[documents],
-        corpus.last_ids[documents],
-        corpus.source_ids[documents],
-    )
-    tags = None if settings.tag is None else tag_tokens(tokenizer, settings.tag, corpus.sources, special)
+    others = documents if documents is not split.training else None
+    lengths = length_states(corpus, split.training, others, settings.context)
+    ends = _ends(corpus, documents)
     packed = pack_documents(documents, ends, corpus.sources, settings, special, tags)
     counts = packed.counts(ends)
     refuse_no_rows(packed, counts, len(split.validation) + split.withheld_duplicates)
@@ -359,6 +363,39 @@ def _planned(
     if dropped is not None:
         contents["gzip_ratios"] = dropped
     return packed, contents, split.validation
+
+
+def _ends(corpus: Corpus, documents: NDArray[np.int64]) -> DocumentEnds:
+    return DocumentEnds(
+        corpus.lengths[documents],
+        corpus.first_ids[documents],
+        corpus.last_ids[documents],
+        corpus.source_ids[documents],
+    )
+
+
+def _of_kind(
+    documents: NDArray[np.int64],
+    corpus: Corpus,
+    settings: PackingSettings,
+    special: SpecialTokens,
+    tags: Sequence[NDArray[np.int32]] | None,
+) -> NDArray[np.int64]:
+    """The documents whose lengths the settings accept, in order; the same array if they accept every length."""
+    if settings.kind is None:
+        return documents
+    lengths = enclosed_lengths(_ends(corpus, documents), special, tags)
+    kept = np.ones(len(documents), bool)
+    if settings.documents_above is not None:
+        kept &= lengths > settings.documents_above
+    if settings.documents_up_to is not None:
+        kept &= lengths <= settings.documents_up_to
+    if not kept.any():
+        raise RopewalkError(
+            f"there are no {settings.kind} to pack: the {len(documents):,} documents have "
+            f"{int(min(lengths, default=0)):,} to {int(max(lengths, default=0)):,} tokens; give other documents"
+        )
+    return documents[kept]
 
 
 def tag_tokens(

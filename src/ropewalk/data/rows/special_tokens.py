@@ -123,6 +123,32 @@ def add_special_tokens(
     return AddedTokens(bos, tag_lengths, own_bos, kept, eos, own - kept, long)
 
 
+def enclosed_lengths(
+    ends: DocumentEnds, special: SpecialTokens, tags: Sequence[NDArray[np.int32]] | None = None
+) -> NDArray[np.int64]:
+    """Tokens of each document with the tokenizer's BOS and EOS and with its tag, whatever the policies of its rows.
+
+    It is at least the number of tokens that a row has of the document, and the same for rows of every pattern.
+
+    Args:
+        ends: the documents.
+        special: the tokenizer's special tokens.
+        tags: token ids of each source's tag, by source id; None for no tags.
+
+    Returns:
+        int64 ``[documents]``; 0 for a document without own tokens.
+    """
+    own = ends.lengths.astype(np.int64)
+    added = np.zeros_like(own)
+    for token, present in ((special.bos, ends.first_ids), (special.eos, ends.last_ids)):
+        if token is not None:
+            # A document that has the token already gets no second one.
+            added += present != token
+    if tags:
+        added += np.array([len(tag) for tag in tags])[ends.source_ids]
+    return np.where(own > 0, own + added, 0)
+
+
 @dataclass(frozen=True)
 class PackingCounts:
     """Counts of tokens by what became of them.

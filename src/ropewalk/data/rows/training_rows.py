@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -68,7 +69,16 @@ def rows_for_step(step: int, rows_per_step: int, num_rows: int, seed: int) -> li
         )
     # For its error alone, since without rows the division below would fail first.
     row_order(num_rows, seed, 0)
-    positions = range(step * rows_per_step, (step + 1) * rows_per_step)
+    return rows_at(range(step * rows_per_step, (step + 1) * rows_per_step), num_rows, seed)
+
+
+def rows_at(positions: range, num_rows: int, seed: int) -> list[int]:
+    """Rows at some places of a training that reads all rows in one random order after the other.
+
+    Args:
+        positions: places, from 0.
+        num_rows, seed: as for :func:`rows_for_step`.
+    """
     return [int(row_order(num_rows, seed, p // num_rows)[p % num_rows]) for p in positions]
 
 
@@ -96,4 +106,9 @@ def training_row(row: PackedRow, settings: PackingSettings) -> Row:
         trained[start:stop] = False
     filled = zip(row.segment_lengths, row.segment_documents, strict=True)
     padding = sum(length for length, document in filled if row.numbers[document] == PADDING)
+    if padding and settings.positions == "reset":
+        # Padding may be longer than every document, but must not decide the length that RoPE goes by.
+        positions = layout.position_ids.clone()
+        positions[-padding:] = 0
+        layout = replace(layout, position_ids=positions)
     return Row(tensor, next_token_labels(tensor, layout, trained), layout, padding)

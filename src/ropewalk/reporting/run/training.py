@@ -30,7 +30,7 @@ from ropewalk.reporting.run.model_card import write_model_card
 from ropewalk.reporting.run.samples import SAMPLES, write_samples_page
 from ropewalk.reporting.scores.tables import evaluation_tables
 from ropewalk.reporting.tables import Part, ResultTable
-from ropewalk.rope import Default
+from ropewalk.rope import Default, LongRope
 from ropewalk.search import goal_of, rescale_factors
 from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.folder import METRICS, PAGE, RECIPE, SUMMARY
@@ -82,7 +82,23 @@ def _cost(output: Path) -> dict[str, object]:
 def _training(stage: dict[str, Any]) -> str:
     if not stage["steps"]:
         return "not trained"
-    return f"{stage['pattern']}, {stage['steps']} steps, {stage['tokens']:,} tokens trained"
+    return f"{stage['pattern']}, {stage['steps']} steps, {stage['tokens']:,} tokens trained{_kinds(stage)}"
+
+
+def _as_factors(stage: dict[str, Any]) -> str:
+    return " as longrope's long factors" if "kinds" in stage and stage["method"] != LongRope.name else ""
+
+
+def _kinds(stage: dict[str, Any]) -> str:
+    """Shares of short and of long rows; nothing where all rows have one RoPE."""
+    if "kinds" not in stage:
+        return ""
+    told = [
+        f"{each['rows_share']:.1%} of the rows and {each['trained_tokens_share']:.1%} of the trained tokens are {kind} "
+        f"rows ({each['documents']})"
+        for kind, each in stage["kinds"].items()
+    ]
+    return f"; {'; '.join(told)}"
 
 
 def _other_layers(stage: dict[str, Any]) -> str:
@@ -183,7 +199,8 @@ def write_run_report(output: Path) -> list[Path]:
         pictures.append(draw_for_page(figure, output / "factors.png"))
     page = output / PAGE
     stages = [
-        f"{format_length(stage['context'])} tokens, {stage['method']} with rope_theta {stage['rope_theta']:,.0f}, "
+        f"{format_length(stage['context'])} tokens, {stage['method']}{_as_factors(stage)} with rope_theta "
+        f"{stage['rope_theta']:,.0f}, "
         + _training(stage)
         + _other_layers(stage)
         + (f"; {describe_own_settings(stage['own'])}" if "own" in stage else "")

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from ropewalk.attention.choices import Pattern, Positions
+from ropewalk.data.rows.kinds import short_rows_of
 from ropewalk.io.settings import FREE, ONWARD, Count, Length, Settings
 from ropewalk.training.recipe.data import Data, StageData
 from ropewalk.training.recipe.rope import Rope
@@ -124,6 +125,12 @@ class Stage(Settings):
     positions: Positions = Field(
         default="continuous",
         description="RoPE positions: counted over the whole row, or restarting in each document",
+    )
+    short_rows: float | None = Field(
+        default=None,
+        description="mixed context window training: share of rows, such as 0.5, that are packed with short documents "
+        "alone (at most the original length) and train with the original RoPE, with positions and attention within "
+        "each document; all other rows have longer documents alone; default: rows of all documents, with one RoPE",
     )
     steps: Annotated[Count, ONWARD] = Field(
         ge=0,
@@ -240,6 +247,7 @@ class Stage(Settings):
                 "steps 0 is allowed only for longrope stages, which can change factors without training; set steps to "
                 f"1 or more for rope {self.rope.limiting.method!r}"
             )
+        self._check_short_rows()
         if self.offload_activations and not self.gradient_checkpointing:
             raise ValueError("offload_activations needs gradient_checkpointing: true")
         if self.keep_attention is True and not self.gradient_checkpointing:
@@ -253,6 +261,26 @@ class Stage(Settings):
             raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}")
         self._check_decay()
         return self
+
+    def _check_short_rows(self) -> None:
+        share, rows = self.short_rows, self.steps * self.rows_per_step
+        if share is None:
+            return
+        if not 0 < share < 1:
+            raise ValueError(
+                f"short_rows must be more than 0 and less than 1, got {share:g}; set it to 0.5, or omit it to pack "
+                "documents of all lengths"
+            )
+        if self.positions != "continuous":
+            raise ValueError(
+                f"positions {self.positions} and short_rows contradict each other: positions of the long rows choose "
+                "their RoPE, and those of the short rows restart in any case; set positions: continuous"
+            )
+        if not 1 <= (short := short_rows_of(share, rows)) < rows:
+            raise ValueError(
+                f"short_rows {share:g} of the {rows} rows of the stage are {short}, but both kinds need one row or "
+                "more; raise steps or rows_per_step"
+            )
 
     def _check_decay(self) -> None:
         stable = self.schedule == "warmup-stable-decay"
@@ -282,6 +310,9 @@ class Stage(Settings):
     def _written(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         """In a recipe file, omit later keys that have their default, so that it looks as earlier versions wrote it."""
         stated: dict[str, Any] = handler(self)
+        if self.short_rows is None:
+            # Absent everywhere, so that runs of earlier versions go on.
+            stated.pop("short_rows", None)
         if info.context != AS_A_FILE:
             return stated
         later = {"min_learning_rate", "decay_steps", "data", "optimizer", "precision", "parallel", "seed"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -40,15 +40,37 @@ class Documents:
         lengths: tokens of each document; empty for one document per row.
         packing: how rows are packed.
         folder: folder of the recipe's packed rows; None if it has none.
+        short_length: most tokens of a short document, if the stage has short rows; otherwise None.
+        short_folder: folder of the recipe's short rows; None if it has none.
     """
 
     words: str
     lengths: tuple[int, ...] = ()
     packing: Packing = "best_fit"
     folder: str | None = None
+    short_length: int | None = None
+    short_folder: str | None = None
 
     def packed(self, stage: Stage) -> StageRows:
         """All rows of a stage, or an even sample of the folder's."""
+        if self.short_length is None or stage.short_rows is None:
+            return self._packed(stage)
+        limit = self.short_length
+        of_short = stage.model_copy(
+            update={"pattern": "intra_document", "positions": "reset", "short_rows": None}
+        )
+        long, short = (
+            replace(self, lengths=tuple(each for each in self.lengths if (each <= limit) == is_short))
+            for is_short in (False, True)
+        )
+        if not short.lengths:
+            # As long as they may be, which takes most attention.
+            short = replace(short, lengths=(limit,) * max(1, stage.context // limit), packing="sequential")
+        shorts = replace(short, folder=self.short_folder)._packed(of_short)
+        return replace(long._packed(stage), short=shorts, short_share=stage.short_rows)
+
+    def _packed(self, stage: Stage) -> StageRows:
+        """Rows of one kind."""
         if self.folder is not None:
             folder = open_rows(self.folder)
             sampled = np.linspace(0, len(folder) - 1, min(len(folder), SAMPLED_ROWS)).astype(int).tolist()
@@ -72,29 +94,39 @@ class StageRows:
 
     Attributes:
         stage: the stage.
-        lengths: the documents of each row.
+        lengths: the documents of each row, or of each row of long documents.
         folder: the packed rows that they were read from; None for rows that are made here.
         numbers: number of each row in the folder.
+        short: the stage's short rows, which are numbered behind the others; None if it has none.
+        short_share: their share of the rows that are trained on.
     """
 
     stage: Stage
     lengths: tuple[Lengths, ...]
     folder: PackedRows | None = None
     numbers: tuple[int, ...] = ()
+    short: StageRows | None = None
+    short_share: float = 0.0
+
+    @property
+    def all_lengths(self) -> tuple[Lengths, ...]:
+        """The documents of each row, of both kinds."""
+        return self.lengths if self.short is None else self.lengths + self.short.lengths
 
     def most_documents(self) -> list[int]:
         """Numbers of rows for one forward pass, those with most documents."""
-        return self._first(sorted(range(len(self.lengths)), key=lambda number: -len(self.lengths[number])))
+        lengths = self.all_lengths
+        return self._first(sorted(range(len(lengths)), key=lambda number: -len(lengths[number])))
 
     def most_pairs(self) -> list[int]:
         """Numbers of rows for one forward pass, those with most visible pairs."""
-        pairs = [self.pairs(number) for number in range(len(self.lengths))]
+        pairs = [self.pairs(number) for number in range(len(self.all_lengths))]
         return self._first(sorted(range(len(pairs)), key=lambda number: -pairs[number]))
 
     def typical(self) -> list[int]:
         """Numbers of rows for one forward pass, those whose visible pairs are nearest to the mean."""
-        pairs = [self.pairs(number) for number in range(len(self.lengths))]
-        mean = sum(pairs) / len(pairs)
+        pairs = [self.pairs(number) for number in range(len(self.all_lengths))]
+        mean = self._mean(pairs)
         return self._first(sorted(range(len(pairs)), key=lambda number: abs(pairs[number] - mean)))
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
@@ -109,13 +141,22 @@ class StageRows:
             layers: number of layers of each window or chunk.
         """
 
-        def mean(of: Sequence[int]) -> float:
-            return sum(layers[each] * self.pairs(number, each) for number in of for each in layers) / len(of)
+        def weighted(of: Sequence[int]) -> list[int]:
+            return [sum(layers[each] * self.pairs(number, each) for each in layers) for number in of]
 
-        return mean(range(len(self.lengths))) / mean(numbers)
+        chosen = weighted(numbers)
+        return self._mean(weighted(range(len(self.all_lengths)))) / (sum(chosen) / len(chosen))
+
+    def _mean(self, of_rows: Sequence[int]) -> float:
+        """Mean over the rows of a training, of a number for each row, of both kinds."""
+        long, short = of_rows[: len(self.lengths)], of_rows[len(self.lengths) :]
+        mean = sum(long) / len(long)
+        return mean if not short else mean + self.short_share * (sum(short) / len(short) - mean)
 
     def pairs(self, number: int, locality: Locality = EVERYTHING) -> int:
         """Query-key pairs that a kernel computes for a row; the anchor's keys are merged to documents without it."""
+        if self.short is not None and number >= len(self.lengths):
+            return self.short.pairs(number - len(self.lengths), locality)
         anchor, lengths = self.anchor, self.lengths[number]
         if self.stage.pattern == "full":
             return _pairs_of_run(anchor + sum(lengths), locality)
@@ -138,6 +179,8 @@ class StageRows:
         return [numbers[each % len(numbers)] for each in range(self.stage.rows_per_batch)]
 
     def _row(self, number: int) -> Row:
+        if self.short is not None and number >= len(self.lengths):
+            return self.short._row(number - len(self.lengths))
         if self.folder is not None:
             return self.folder[self.numbers[number]]
         stage = self.stage
@@ -165,7 +208,13 @@ def _pairs_of_run(length: int, locality: Locality, before: int = 0) -> int:
     )
 
 
-def documents_of(recipe: Recipe, number: int, document_length: int | None, context: RunContext) -> Documents:
+def documents_of(
+    recipe: Recipe,
+    number: int,
+    document_length: int | None,
+    context: RunContext,
+    short_length: int | None = None,
+) -> Documents:
     """The documents to plan a stage with: of a given length, the recipe's own, or one per row.
 
     Args:
@@ -173,7 +222,19 @@ def documents_of(recipe: Recipe, number: int, document_length: int | None, conte
         number: index of the stage, from 0.
         document_length: tokens of each document, all equal; None for the recipe's own.
         context: reporter of progress.
+        short_length: most tokens of a short document, if the stage has short rows.
     """
+    found = _documents_of(recipe, number, document_length, context, short_length)
+    if short_length is None:
+        return found
+    share = recipe.stages[number].short_rows
+    words = f"{found.words}; {share:.0%} of the rows have only documents of at most {short_length:,} tokens"
+    return replace(found, words=words, short_length=short_length)
+
+
+def _documents_of(
+    recipe: Recipe, number: int, document_length: int | None, context: RunContext, short_length: int | None
+) -> Documents:
     stage = recipe.stages[number]
     if document_length is not None:
         room = stage.context - int(stage.pattern == "anchor")
@@ -184,11 +245,12 @@ def documents_of(recipe: Recipe, number: int, document_length: int | None, conte
     try:
         folders = data.rows or recipe.data.rows
         if folders:
-            packed = next(
-                (rows for rows in map(open_rows, folders) if rows.settings.context == stage.context), None
-            )
-            if packed is not None:
-                return Documents(f"the packed rows in {packed.folder}", folder=str(packed.folder))
+            there = [rows for rows in map(open_rows, folders) if rows.settings.context == stage.context]
+            long = [rows for rows in there if rows.settings.documents_above == short_length]
+            short = [rows for rows in there if rows.settings.documents_up_to == short_length]
+            if long and short:
+                packed = Documents(f"the packed rows in {long[0].folder}", folder=str(long[0].folder))
+                return packed if short_length is None else replace(packed, short_folder=str(short[0].folder))
             raise RopewalkError(f"no packed rows of {stage.context:,} tokens in {', '.join(folders)}")
         specs = list(data.sources or recipe.data.sources)
         tokenizer = load_tokenizer(str(resolve_model(recipe.model)))

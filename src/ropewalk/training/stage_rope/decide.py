@@ -27,6 +27,7 @@ from ropewalk.training.stage_rope.base import (
     takes_recommended_base,
 )
 from ropewalk.training.stage_rope.given import given_method, table_method
+from ropewalk.training.stage_rope.mixed import refuse_equal, two_ropes
 from ropewalk.training.stage_rope.search import (
     candidate_of,
     search_factors,
@@ -57,12 +58,35 @@ def possible_methods(
     stage = recipe.stages[number]
     rope = stage.rope.limiting
     if rope.method == "auto":
+        if stage.short_rows is not None:
+            raise RopewalkError(
+                f"{_short_rows(number)} needs a RoPE that is known before the run, but rope auto chooses one among "
+                "several in it; set the stage's rope, for example to theta"
+            )
         return auto_candidates(recipe, number, before)
     if rope.search is not None:
         ones = Candidate((1.0,) * (before.checkpoint[0].rotary_dim // 2))
-        return {rope.method: search_goals(recipe, number, before)[1].extended(ones)}
+        return {
+            rope.method: _with_short_rows(
+                search_goals(recipe, number, before)[1].extended(ones), number, stage, before
+            )
+        }
     given = given_method(stage, number, before) if table is None else table_method(stage, table, before)
-    return {rope.method: given}
+    return {rope.method: _with_short_rows(given, number, stage, before)}
+
+
+def _short_rows(number: int) -> str:
+    return f"stages.{number}.short_rows"
+
+
+def _with_short_rows(method: RopeMethod, number: int, stage: Stage, before: Before) -> RopeMethod:
+    """The method, joined with the checkpoint's RoPE if the stage trains short rows with it."""
+    if stage.short_rows is None:
+        return method
+    joined = two_ropes(method, stage.context, before.checkpoint, _short_rows(number))
+    if stage.rope.limiting.search is None:
+        refuse_equal(joined, _short_rows(number))
+    return joined
 
 
 def provisional_method(
@@ -183,7 +207,8 @@ def decide(number: int, before: Before, at: AtStage) -> Decision:
     rope = recipe.stages[number].rope.limiting
     if rope.search is not None:
         table = search_factors(search_of(recipe, number, before, at.weights), at)
-        method = search_goals(recipe, number, before)[1].extended(candidate_of(table))
+        found = search_goals(recipe, number, before)[1].extended(candidate_of(table))
+        method = _with_short_rows(found, number, recipe.stages[number], before)
         return Decision(method, {"search": search_summary(table, factors_file(stage_name(number)))})
     methods = possible_methods(recipe, number, before, at.resolved.tables[number])
     if rope.method != "auto":

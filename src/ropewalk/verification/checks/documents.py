@@ -31,8 +31,9 @@ from ropewalk.verification.result import Outcome
 
 def packed_equals_separate(case: Case) -> Outcome:
     """Compare token losses and gradients of packed rows with plain causal attention over each document alone."""
-    pattern = case.rows[0].layout.pattern
-    if pattern == "full":
+    # Short rows have documents of their own, whatever the pattern of the others.
+    chosen = [row for row in case.rows if row.layout.pattern != "full"]
+    if not chosen:
         return Outcome.not_run(
             "not applicable: with pattern full every token attends to all earlier tokens of the row, so documents are "
             "not separate"
@@ -42,7 +43,7 @@ def packed_equals_separate(case: Case) -> Outcome:
             f"not applicable: transformers' own {case.rope.name} uses different frequencies for shorter sequences"
         )
     # The anchor belongs to no document, so it has no counterpart here; the check of labels covers its target.
-    rows = [with_labels(row, (row.layout.document_ids >= 0).nonzero().flatten()) for row in case.rows]
+    rows = [with_labels(row, (row.layout.document_ids >= 0).nonzero().flatten()) for row in chosen]
     model = load_whole(case, torch.float64)
     packed, separate = (row_losses(model, rows, losses) for losses in (packed_losses, separate_losses))
     # The same computation in float32 shows how strongly the model amplifies rounding, from which the float64
@@ -51,22 +52,23 @@ def packed_equals_separate(case: Case) -> Outcome:
     both = [{**result.values, "token losses": result.losses} for result in (packed, separate, narrow)]
     found = largest_difference(both[0], both[1])
     budget = rounding_budget(both[2], both[0], torch.float64)
-    documents = sum(len(row.layout.document_lengths) for row in case.rows)
+    documents = sum(len(row.layout.document_lengths) for row in rows)
+    patterns = " and ".join(dict.fromkeys(row.layout.pattern for row in rows))
     return Outcome.within(
         found.error,
         budget,
-        f"{documents} documents in {len(case.rows)} rows, pattern {pattern}; losses and gradients",
-        f"{found.name} differs: {_first_difference(case, packed, separate, budget)}",
+        f"{documents} documents in {len(rows)} rows, pattern {patterns}; losses and gradients",
+        f"{found.name} differs: {_first_difference(rows, packed, separate, budget)}",
     )
 
 
-def _first_difference(case: Case, packed: RowResult, separate: RowResult, budget: float) -> str:
+def _first_difference(rows: list[Row], packed: RowResult, separate: RowResult, budget: float) -> str:
     scale = float(separate.losses.abs().max())
     wrong = ((packed.losses - separate.losses).abs() > budget * scale).nonzero()
     if not len(wrong):
         return "the losses agree but the gradients do not, so the backward of attention mixes documents"
     row, token = wrong[0].tolist()
-    document = int(case.rows[row].layout.document_ids[token])
+    document = int(rows[row].layout.document_ids[token])
     return (
         f"token {token} of row {row} (document {document}) has loss {float(packed.losses[row, token]):.6f} in the "
         f"packed row and {float(separate.losses[row, token]):.6f} in its own document alone; tokens attend to "
@@ -83,14 +85,15 @@ def separate_losses(model: LossModel, row: Row) -> Tensor:
     losses = torch.zeros(layout.total_length, dtype=model.head.linear.weight.dtype, device=model.device)
     # Under anchor, every document sees the anchor before it, so it is put in front of the separate document as well.
     lead = layout.anchor_length if layout.pattern == "anchor" else 0
-    length = int(layout.position_ids.max()) + 1
     for document in range(len(layout.document_lengths)):
         number = int(layout.document_ids[layout.anchor_length :].unique()[document])
         own = (layout.document_ids == number).nonzero().flatten()
         if not bool((row.labels[own] != IGNORED).any()):
             continue
         places = torch.cat([torch.arange(lead), own])
-        hidden = _plain(model, row.input_ids[places], layout.position_ids[places], length, lead)[lead:]
+        hidden = _plain(model, row.input_ids[places], layout.position_ids[places], layout.rope_length, lead)[
+            lead:
+        ]
         targets = row.labels[own].to(model.device)
         found = F.cross_entropy(model.head.logits(hidden), targets, reduction="none", ignore_index=IGNORED)
         losses = losses.index_add(0, own.to(model.device), found)
