@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from ropewalk import RopewalkError
 from ropewalk.models.config.read import read_config
-from ropewalk.rope import NoRope
+from ropewalk.rope import Default, NoRope
 from ropewalk.rope.methods.longrope import NO_ROTATION
 from tests.training.resume_cases import Notes, recipe_of, with_stage
 from tests.training.run_cases import extend, extended
@@ -81,3 +81,15 @@ def test_a_further_stage_keeps_a_model_without_rope_as_it_is(without_rope, tmp_p
     again = {**with_stage(further, rope="theta", context=64), "output": str(tmp_path / "again")}
     with pytest.raises(RopewalkError, match="has no layer with RoPE, so another RoPE would extend nothing"):
         extend(recipe_of(again))
+
+
+def test_a_stage_may_drop_the_rope_of_one_layer(without_rope, tmp_path):
+    rope = {"method": "none", "layers": [1]}
+    values = {**with_stage(without_rope, rope=rope), "evaluation": {"suites": ["perplexity"], "rows": 2}}
+    extend(recipe_of(values))
+    config = read_config(Path(values["output"]) / "model")
+    assert [layer.rotates for layer in config.layers] == [True, False]
+    assert config.methods == {None: Default(8, 1e4)}
+    # The layer that rotates still limits the context, so only what was trained is stated.
+    assert config.max_position_embeddings == 32
+    extend(recipe_of(values), resume=True)

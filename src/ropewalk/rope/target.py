@@ -57,7 +57,7 @@ def method_for_target(
     llama3   factor ``s``, times that of a llama3 checkpoint, whose other parameters are kept
     longrope the given factors, relative to ``θ_i``; a longrope checkpoint keeps its original length
     cope     ``clipped`` pairs as given, those of a cope checkpoint, or 20 of 64; the base too if it is given
-    none     no rotation, whatever the checkpoint has
+    none     no rotation, whatever the checkpoint has; in ``layers`` alone if they are given
     ======== ================================================================================================
 
     A dynamic-NTK checkpoint was trained unscaled and counts as default. "default" itself is then an error, because
@@ -106,7 +106,7 @@ def method_for_target(
     if name == "theta":
         return _with_theta(plain, original_length, target_length, rope_theta)
     # A config states one method, so a second scaling on top of another could not be saved.
-    if METHODS[name].rotates and not isinstance(plain, Default | METHODS[name]):
+    if name != NoRope.name and not isinstance(plain, Default | METHODS[name]):
         raise RopewalkError(
             f"method {name!r} cannot extend a checkpoint that already has {current.name} RoPE; choose "
             f"{current.name!r} to extend further, or 'default' to keep the present frequencies"
@@ -117,9 +117,11 @@ def method_for_target(
 
 
 def _needs_rotation(name: str, current: RopeMethod) -> None:
-    if not current.rotates:
+    if isinstance(current, NoRope):
+        some = "" if current.layers is None else " in some layers"
         raise RopewalkError(
-            f"{name!r} cannot extend a checkpoint without RoPE, whose weights know no rotation; keep its RoPE as it is"
+            f"{name!r} cannot extend a checkpoint without RoPE{some}, whose weights know no rotation there; keep its "
+            "RoPE as it is"
         )
 
 

@@ -9,7 +9,7 @@ from ropewalk.models.checkpoint.save import save_model
 from ropewalk.models.config.read import read_config
 from ropewalk.models.config.write import STAND_STILL
 from ropewalk.models.load import ModelSetup, load_model
-from ropewalk.rope import NoRope
+from ropewalk.rope import NoRope, method_for_target
 from tests.models.every_family import tiny_model
 
 LENGTH = 256
@@ -69,17 +69,86 @@ def test_the_exported_model_is_the_trained_one_and_rotates_nothing(tmp_path, fam
     assert read.trained_length == read.max_position_embeddings == 2 * LENGTH
 
 
-def test_one_layer_that_still_rotates_shows(tmp_path):
-    """What the comparison above is for: it fails if a single layer of a model keeps its RoPE."""
-    saved(tmp_path / "with", "smollm3")
-    model = plain(tmp_path / "with", "smollm3")
-    model.config.no_rope_layers = [1, *[0] * (len(model.model.layers) - 1)]
-    still, one = (without_rotation(plain(tmp_path / "with", "smollm3")), model)
-    for layer, rotates in zip(one.model.layers, one.config.no_rope_layers, strict=True):
-        layer.self_attn.use_rope = bool(rotates)
-    ids = torch.randint(3, 90, (1, LONGER), generator=torch.Generator().manual_seed(0))
+def still_in(model, layers):
+    """The same model in which these layers get cos = 1 and sin = 0."""
+
+    def still(module, args, kwargs):
+        cos, sin = kwargs["position_embeddings"]
+        return args, {**kwargs, "position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}
+
+    for number in layers:
+        model.model.layers[number].register_forward_pre_hook(still, with_kwargs=True)
+    return model
+
+
+def plain_llama(folder, layers=(0, 2), **own):
+    """A saved tiny model without windows, its method without RoPE in some layers, and ids."""
+    model = tiny_model(own.pop("family", "llama"), torch.float64)
+    for key, value in own.items():
+        setattr(model.config, key, value)
+    model.save_pretrained(folder)
+    config = read_config(folder)
+    return method_for_target(
+        "none", config.full_attention_rope, LENGTH, LENGTH, parameters={"layers": layers}
+    )
+
+
+IDS = torch.randint(3, 90, (1, LONGER), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [("llama", {}), ("mistral", {"sliding_window": None}), ("smollm3", {"no_rope_layers": [1, 1, 1, 1]})],
+)
+def test_named_layers_lose_their_rope_as_smollm3_with_the_same_weights(tmp_path, family, own):
+    method = plain_llama(tmp_path / "with", family=family, **own)
+    # With transformers' own angles in the layers that rotate: ours are of float64, and differ from them by 1e-5.
+    setup = ModelSetup(method, 2 * LENGTH, exact_rope=False)
+    trained = load_model(tmp_path / "with", setup, torch.float64)
+    save_model(trained, tmp_path / "without")
+    exported = plain(tmp_path / "without", family)
     with torch.no_grad():
-        assert (still(ids).logits - one(ids).logits).abs().max() > 1e-3
+        found = exported(IDS).logits
+        assert (trained(IDS).logits - found).abs().max() < 1e-12
+        assert (still_in(plain(tmp_path / "with", family), (0, 2))(IDS).logits - found).abs().max() < 1e-12
+        # One layer more, or one less, that rotates is another model.
+        for other in ((0,), (2,), (0, 1, 2), (0, 1, 2, 3)):
+            model = still_in(plain(tmp_path / "with", family), other)
+            assert (model(IDS).logits - found).abs().max() > 1e-3
+    read = read_config(tmp_path / "without")
+    assert read.model_type == "smollm3"
+    assert [layer.rotates for layer in read.layers] == [False, True, False, True]
+    # Read again as what it is, with the same method, as a run does before its last evaluation.
+    again = load_model(tmp_path / "without", setup, torch.float64)
+    with torch.no_grad():
+        assert torch.equal(again(IDS).logits, trained(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "layers", "sentence"),
+    [
+        (
+            "qwen2",
+            {},
+            (0,),
+            "and its queries, keys and values have biases and its outputs none; drop the RoPE of all",
+        ),
+        ("qwen3", {}, (0,), "and it normalizes queries and keys; drop the RoPE of all layers"),
+        ("granite", {}, (0,), "and its layers are not those of smollm3; drop the RoPE of all layers"),
+        (
+            "mistral",
+            {"sliding_window": 7},
+            (0,),
+            "and its layers have a window of 7 tokens; drop the RoPE of all",
+        ),
+        ("llama", {}, (4,), "4 is no layer of the model, which has 4, 0 to 3"),
+        ("llama", {}, (0, 1, 2, 3), r"\[0, 1, 2, 3\] are all layers that have RoPE; leave 'layers' out"),
+    ],
+)
+def test_layers_that_no_config_can_name_are_refused(tmp_path, family, own, layers, sentence):
+    method = plain_llama(tmp_path, layers, family=family, **own)
+    with pytest.raises(RopewalkError, match=sentence):
+        load_model(tmp_path, ModelSetup(method, LENGTH))
 
 
 def test_other_families_are_refused_by_name(tmp_path):

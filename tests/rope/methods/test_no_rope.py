@@ -1,5 +1,6 @@
 """No rotation: frequencies of 0, which a config states as longrope factors that no position can turn by."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from ropewalk.rope import (
     replace_methods,
 )
 from ropewalk.rope.methods.longrope import NO_ROTATION
+from ropewalk.training.stage_rope.base import as_json, method_from
 
 STILL = NoRope(8, 1e4, 512)
 CONFIG = {"head_dim": 8, "rope_theta": 1e4, "max_position_embeddings": 512, "num_hidden_layers": 2}
@@ -83,3 +85,35 @@ def test_it_is_written_as_longrope_that_no_length_switches():
     written = STILL.as_written()
     assert isinstance(written, LongRope)
     assert written.switch_length is None
+
+
+def test_other_layers_keep_their_method_and_more_may_lose_it():
+    yarn = Yarn(8, 1e4, 4.0, 128)
+    some = method_for_target("none", yarn, 512, 512, parameters={"layers": (3, 1, 3)})
+    assert some == NoRope(8, 1e4, 512, (1, 3), yarn)
+    assert some.rotates
+    assert torch.equal(some.frequencies().inv_freq, yarn.frequencies().inv_freq)
+    more = method_for_target("none", some, 512, 1024, parameters={"layers": (0,)})
+    assert more == NoRope(8, 1e4, 1024, (0, 1, 3), yarn)
+    assert method_for_target("none", more, 1024, 1024) == NoRope(8, 1e4, 1024)
+    with pytest.raises(RopewalkError, match="'yarn' cannot extend a checkpoint without RoPE in some layers"):
+        method_for_target("yarn", some, 512, 1024)
+
+
+@pytest.mark.parametrize(
+    ("current", "layers", "sentence"),
+    [
+        (Default(8, 1e4), (), r"layers must be a list of layers, counted from 0, got \[\]"),
+        (Default(8, 1e4), (-1,), r"got \[-1\]"),
+        (STILL, (0,), r"layers \[0\] cannot lose their RoPE, because no layer has any"),
+        (STILL.as_written(), (0,), "the others have longrope RoPE, which depends on the length"),
+    ],
+)
+def test_layers_that_cannot_lose_it_alone(current, layers, sentence):
+    with pytest.raises(RopewalkError, match=sentence):
+        method_for_target("none", current, 512, 512, parameters={"layers": layers})
+
+
+@pytest.mark.parametrize("method", [STILL, NoRope(8, 1e4, 512, (1, 3), Yarn(8, 1e4, 4.0, 128))])
+def test_a_run_remembers_it(method):
+    assert method_from(json.loads(json.dumps(as_json(method)))) == method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,8 @@ from huggingface_hub.errors import StrictDataclassError
 from ropewalk.errors import RopewalkError
 from ropewalk.io.files import parse_json
 from ropewalk.models.config.file import READ_FLAT
-from ropewalk.models.config.layers import BASES_OF_LAYERS, COMPRESSED_BASE
-from ropewalk.models.config.model import ModelConfig
+from ropewalk.models.config.layers import BASES_OF_LAYERS, COMPRESSED_BASE, FULL
+from ropewalk.models.config.model import ModelConfig, decoder_key
 from ropewalk.rope import NoRope, RopeMethod, for_all_readers, replace_methods
 from ropewalk.rope.config import with_older_keys
 from ropewalk.rope.methods.base import MAX_LENGTH
@@ -24,6 +24,15 @@ STAND_STILL = (
     *("smollm3", "stablelm", "starcoder2"),
 )
 """Model types that transformers runs without any rotation from a longrope config whose factors are NO_ROTATION."""
+NAMES_LAYERS = "smollm3"
+"""The model type whose config lists the layers without RoPE."""
+AS_SMOLLM3 = {
+    "llama": "",
+    "mistral": "",
+    "qwen2": "its queries, keys and values have biases and its outputs none",
+    "qwen3": "it normalizes queries and keys",
+}
+"""Model types by why a model of the type is none of SmolLM3 with the same weights; empty if it is one."""
 
 
 def with_rope(
@@ -44,6 +53,8 @@ def with_rope(
         RopewalkError: if the config cannot express this method.
     """
     length = max_position_embeddings or config.max_position_embeddings
+    if isinstance(method, NoRope) and method.kept is not None:
+        config, method = _without_rope_in(config, method.layers or ()), method.kept
     method = _without_rotation(config, method, length)
     others = {kind: _without_rotation(config, other, length) for kind, other in (others or {}).items()}
     bases = config.values.get(BASES_OF_LAYERS) or ()
@@ -104,6 +115,53 @@ def _without_rotation(config: ModelConfig, method: RopeMethod, length: int | Non
             f"{', '.join(STAND_STILL)}, and not for {config.model_type}; choose a model of one of these types"
         )
     return replace(method, original_max_position_embeddings=length or method.original_max_position_embeddings)
+
+
+def _without_rope_in(config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
+    """The config of the same model in which some more layers have no RoPE: as SmolLM3, which lists such layers.
+
+    Raises:
+        RopewalkError: if there is no such layer, no layer would keep RoPE, or SmolLM3's code would compute another
+            model from these weights.
+    """
+    count = len(config.layers)
+    if layers[-1] >= count:
+        raise RopewalkError(
+            f"layers without RoPE: {layers[-1]} is no layer of the model, which has {count}, 0 to {count - 1}"
+        )
+    rotate = [layer.rotates and number not in layers for number, layer in enumerate(config.layers)]
+    if not any(rotate):
+        raise RopewalkError(
+            f"layers without RoPE: {list(layers)} are all layers that have RoPE; leave 'layers' out to drop the RoPE "
+            "of every layer"
+        )
+    values, kind = config.decoder_values, config.model_type
+    listed = {"no_rope_layers": [int(rotates) for rotates in rotate]}
+    if kind == NAMES_LAYERS:
+        return config.with_decoder_values({**values, **listed})
+    why = AS_SMOLLM3.get(kind or "", f"its layers are not those of {NAMES_LAYERS}")
+    if decoder_key(config.source) is not None:
+        why = "it has encoders beside its decoder"
+    elif not why and config.shortest_window is not None:
+        why = f"its layers have a window of {config.shortest_window} tokens"
+    if why:
+        raise RopewalkError(
+            f"layers {list(layers)} of {kind} cannot lose their RoPE alone: only the config of {NAMES_LAYERS} lists "
+            f"layers without RoPE, and {why}; drop the RoPE of all layers, or choose a model of type "
+            f"{', '.join(each for each, reason in AS_SMOLLM3.items() if not reason)} or {NAMES_LAYERS}"
+        )
+    from transformers import SmolLM3Config
+
+    # A null that Mistral computes from other values, SmolLM3 would take as it is.
+    kept = {key: value for key, value in values.items() if key != "head_dim" or value is not None}
+    other = {
+        "model_type": NAMES_LAYERS,
+        "architectures": ["SmolLM3ForCausalLM"],
+        "layer_types": [FULL] * count,
+    }
+    made = SmolLM3Config.from_dict({**kept, **listed, **other, "use_sliding_window": False})
+    made.dtype = config.source.dtype
+    return replace(ModelConfig.of(made), model=config.model)
 
 
 def written_config(config: Any) -> dict[str, Any]:

@@ -161,7 +161,6 @@ class RopeMethod(ABC):
             a target length; None if the comparison omits the method.
         trainable: whether a model may be trained with the method.
         length_dependent: whether the frequencies depend on the sequence length.
-        rotates: whether it turns any pair.
 
     Raises:
         RopewalkError: if a field is out of range; the message gives its value.
@@ -179,7 +178,6 @@ class RopeMethod(ABC):
     origin: ClassVar[Origin | None] = None
     trainable: ClassVar[bool] = True
     length_dependent: ClassVar[bool] = False
-    rotates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_rotary_dim(self.rotary_dim)
@@ -216,6 +214,11 @@ class RopeMethod(ABC):
             sequence_length: total tokens of a sequence.
         """
         return sequence_length if self.length_dependent else None
+
+    @property
+    def rotates(self) -> bool:
+        """Whether it turns any pair in any layer."""
+        return True
 
     @property
     def plain(self) -> RopeMethod:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from ropewalk.errors import RopewalkError
 from ropewalk.rope._checks import check_original_length
 from ropewalk.rope.methods.base import RopeFrequencies, RopeMethod, TargetContext, register
 from ropewalk.rope.methods.longrope import NO_ROTATION, LongRope
@@ -14,36 +16,65 @@ from ropewalk.rope.methods.longrope import NO_ROTATION, LongRope
 @final
 @dataclass(frozen=True)
 class NoRope(RopeMethod):
-    """No layer rotates queries and keys (NoPE): every frequency is 0, so cos is 1 and sin is 0.
+    """No layer rotates queries and keys (NoPE): every frequency is 0, so cos is 1 and sin is 0; or some layers do not.
 
-    In a config, the result is longrope whose factors are all :data:`~ropewalk.rope.methods.longrope.NO_ROTATION` at
-    every length, with an attention factor of 1; :meth:`instead_of` reads that back. ``rope_theta`` has no effect.
+    In a config, the result for all layers is longrope whose factors are all
+    :data:`~ropewalk.rope.methods.longrope.NO_ROTATION` at every length, with an attention factor of 1;
+    :meth:`instead_of` reads that back. ``rope_theta`` then has no effect. If only some layers do not rotate, a config
+    states the method of the others, and lists the layers beside it (``no_rope_layers``).
 
     Attributes:
         original_max_position_embeddings: tokens that the config states as the original length and as the context, so
             that no program finds two lengths to choose between.
+        layers: numbers of the layers that do not rotate, from 0, in order; None for all layers.
+        kept: method of the other layers; None if there are none.
 
     Source: Gelberg et al., "Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings" (DroPE),
     arXiv:2512.12167.
     """
 
     original_max_position_embeddings: int
+    layers: tuple[int, ...] | None = None
+    kept: RopeMethod | None = None
 
     name: ClassVar[str] = "none"
+    parameters: ClassVar[Mapping[str, str]] = {
+        "layers": "list of the layers that lose their RoPE, counted from 0, if others keep it; default: all layers"
+    }
     config_keys: ClassVar[tuple[str, ...] | None] = None
-    rotates: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_original_length(self.original_max_position_embeddings)
+        if self.layers is None:
+            return
+        numbers = self.layers
+        if not numbers or any(type(number) is not int or number < 0 for number in numbers):
+            raise RopewalkError(f"layers must be a list of layers, counted from 0, got {list(numbers)}")
+        object.__setattr__(self, "layers", tuple(sorted(set(numbers))))
+        assert self.kept is not None
+        if self.kept.length_dependent:
+            raise RopewalkError(
+                f"layers {list(numbers)} cannot lose their RoPE alone, because the others have {self.kept.name} RoPE, "
+                "which depends on the length; drop the RoPE of all layers"
+            )
+
+    @property
+    def rotates(self) -> bool:
+        return self.kept is not None
 
     def frequencies(self, sequence_length: int | None = None) -> RopeFrequencies:
+        """The frequencies of the layers that rotate, or 0."""
         import torch
 
+        if self.kept is not None:
+            return self.kept.frequencies(sequence_length)
         still = torch.zeros(self.rotary_dim // 2, dtype=torch.float64, device="cpu")
         return RopeFrequencies(still, 1.0)
 
     def as_written(self) -> RopeMethod:
+        if self.kept is not None:
+            return self.kept.as_written()
         still = (NO_ROTATION,) * (self.rotary_dim // 2)
         return LongRope(
             self.rotary_dim, self.rope_theta, still, still, 1.0, self.original_max_position_embeddings
@@ -63,5 +94,11 @@ class NoRope(RopeMethod):
 
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
-        """The checkpoint's method without its rotation, whatever that method is."""
-        return cls(current.rotary_dim, current.rope_theta, wanted.target_length)
+        """The checkpoint's method without its rotation, in all layers or in some more of them."""
+        layers = wanted.given.get("layers")
+        if layers is None:
+            return cls(current.rotary_dim, current.rope_theta, wanted.target_length)
+        kept, before = (current.kept, current.layers or ()) if isinstance(current, NoRope) else (current, ())
+        if kept is None:
+            raise RopewalkError(f"layers {list(layers)} cannot lose their RoPE, because no layer has any")
+        return cls(current.rotary_dim, current.rope_theta, wanted.target_length, (*before, *layers), kept)

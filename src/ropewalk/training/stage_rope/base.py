@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ropewalk.errors import RopewalkError
@@ -75,13 +75,16 @@ class Decision:
 
 def as_json(method: RopeMethod) -> dict[str, Any]:
     """A method and all its values as JSON values."""
-    return {"method": method.name, **asdict(method)}
+    stated = {each.name: getattr(method, each.name) for each in fields(method)}
+    inner = {key: as_json(value) for key, value in stated.items() if isinstance(value, RopeMethod)}
+    return {"method": method.name, **stated, **inner}
 
 
 def method_from(values: Mapping[str, Any]) -> RopeMethod:
     """Inverse of :func:`as_json`."""
     given: dict[str, Any] = {
-        name: tuple(each) if isinstance(each, list) else each for name, each in values.items()
+        name: tuple(each) if isinstance(each, list) else method_from(each) if isinstance(each, dict) else each
+        for name, each in values.items()
     }
     return METHODS[given.pop("method")](**given)
 
