@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from contextlib import ExitStack
 from dataclasses import fields
 
 import pytest
@@ -20,6 +21,8 @@ from ropewalk.models.load import attach
 from ropewalk.training import RowCollator
 from ropewalk.verification.settings import TrainerProbeSettings
 from ropewalk.verification.trainers.probe import probe_trainer
+from tests.longrope_cases import ORIGINAL, TARGET, tiny
+from tests.models.attention.two_ropes_cases import LAYOUTS, PAIRS, ROPE, SHORT, ids, the_longest_decides
 from tests.models.every_family import tiny_config
 from tests.verification.trainers.trainer_cases import llama, make_trainer, mistral
 
@@ -325,3 +328,22 @@ def test_tokens_that_trl_masks_are_no_targets(name):
 def test_what_a_row_cannot_hold_is_refused(collator, samples, words):
     with pytest.raises(RopewalkError, match=words):
         collator(samples)
+
+
+def test_rows_of_two_kinds_in_one_batch_have_the_rope_of_their_own_lengths():
+    """A short row of one folder and a long one of another, as Trainer takes them from a concatenated data set."""
+    entry = {"rope_type": "longrope", **ROPE.to_entry(), "factor": TARGET / ORIGINAL}
+    model = attached(tiny(head_dim=2 * PAIRS, rope_parameters=entry, max_position_embeddings=TARGET).double())
+    rows = [
+        Row(each, next_token_labels(each, layout), layout)
+        for each, layout in zip(ids(), LAYOUTS, strict=True)
+    ]
+    with torch.no_grad():
+        together = model(**RowCollator()(rows)).logits
+        alone = torch.cat([model(**RowCollator()([row])).logits for row in rows])
+        with ExitStack() as stack:
+            the_longest_decides(stack)
+            wrong = model(**RowCollator()(rows)).logits
+    # Sums of some dozen terms in another order, in float64.
+    assert float((together - alone).abs().max()) <= 1e-12 * float(alone.abs().max())
+    assert float((wrong - alone)[list(SHORT)].abs().max()) > 1e-3 * float(alone.abs().max())

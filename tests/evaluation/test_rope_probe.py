@@ -21,7 +21,15 @@ from ropewalk.models.compute.losses import OutputHead
 from ropewalk.models.config.model import ModelConfig
 from ropewalk.models.load import ModelSetup, attach, load_model
 from ropewalk.models.rope.rotary import rope_of, rotary_module
-from ropewalk.rope import Default, DynamicNtk, Linear, RopeMethod, RotaryEmbedding, methods_from_config
+from ropewalk.rope import (
+    Default,
+    DynamicNtk,
+    Linear,
+    LongRope,
+    RopeMethod,
+    RotaryEmbedding,
+    methods_from_config,
+)
 from tests.evaluation.evaluation_cases import perplexity_by_position, tiny_llama
 
 TRAINED, TARGET = 64, 160
@@ -162,6 +170,21 @@ def test_a_length_dependent_method_takes_the_rows_length(folder: Path, model: An
     base = 1e4 * (4.0 * TARGET / TRAINED - 3.0) ** (8 / 6)
     first, second = probe_model(model, {"dynamic": dynamic, "by hand": Default(8, base)}, rows, TRAINED)
     assert first.loss == pytest.approx(second.loss, abs=1e-9)
+
+
+def test_rows_on_both_sides_of_an_original_length_take_their_own_factors(model: Any, rows: list[Row]) -> None:
+    """The short factors for the rows within it, as for short rows of training, and the long ones beyond."""
+    factors = (1.0, 2.0, 3.0, 4.0)
+    plain = {
+        name: LongRope(8, 1e4, each, each, 1.2, TRAINED)
+        for name, each in (("long", factors), ("short", (1.0,) * 4))
+    }
+    both = LongRope(8, 1e4, (1.0,) * 4, factors, 1.2, TRAINED)
+    layout = PackedLayout.from_lengths([TRAINED], "full", 0)
+    short = [Row(row.input_ids[:TRAINED], row.labels[:TRAINED], layout) for row in rows]
+    for name, each in (("long", rows), ("short", short)):
+        found = {one.name: one.loss for one in probe_model(model, {"both": both, **plain}, each, TRAINED)}
+        assert found["both"] == found[name] != found["short" if name == "long" else "long"]
 
 
 def test_nothing_lies_beyond_a_target_that_is_not_longer(model: Any, rows: list[Row]) -> None:

@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+from contextlib import ExitStack
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,8 +19,10 @@ from ropewalk.attention.layout import IGNORED, PackedLayout, Row, next_token_lab
 from ropewalk.data.read.embedded import demo_model_path
 from ropewalk.errors import RopewalkError
 from ropewalk.parallel import MeshShape
+from ropewalk.rope import RotaryEmbedding
 from ropewalk.training import Recipe
 from ropewalk.verification.case import _shortened, prepare
+from ropewalk.verification.checks.documents import packed_equals_separate
 
 
 @pytest.fixture
@@ -170,3 +174,32 @@ def test_a_shortened_row_is_the_beginning_of_the_row(length):
         whole = int(row.labels[place])
         # Ids count the tokens, so a target says where it lies.
         assert label == (whole if whole < length else IGNORED)
+
+
+def the_longest_of_four(stack):
+    """All rows have the long factors, whatever their own lengths."""
+    own = RotaryEmbedding.pinned
+    stack.enter_context(patch.object(RotaryEmbedding, "pinned_rows", lambda self, lengths: own(self, 1024)))
+
+
+def test_every_second_row_of_a_stage_with_short_rows_is_short(recipe, tmp_path):
+    recipe["stages"][0] |= {"context": 1024, "short_rows": 0.5, "steps": 2, "pattern": "full"}
+    case, remarks, _ = prepared(recipe, tmp_path, rows=4, length=512)
+    assert [row.layout.pattern for row in case.rows] == ["full", "intra_document"] * 2
+    original = case.rope.original_max_position_embeddings
+    assert original == 256
+    assert [row.layout.rope_length <= original for row in case.rows] == [False, True] * 2
+    assert not any("original length" in remark for remark in remarks)
+    assert packed_equals_separate(case).passed
+    # A row that has the factors of another length is not its documents.
+    with ExitStack() as stack:
+        the_longest_of_four(stack)
+        assert not packed_equals_separate(case).passed
+
+
+def test_rows_within_the_original_length_say_that_both_ropes_were_not_verified(recipe, tmp_path):
+    recipe["stages"][0] |= {"context": 1024, "short_rows": 0.5, "steps": 2}
+    _, remarks, _ = prepared(recipe, tmp_path, rows=2, length=128)
+    assert any(
+        "rows of 128 tokens are not longer than the original length of 256" in each for each in remarks
+    )

@@ -135,3 +135,38 @@ def test_a_folder_gives_an_even_sample_of_its_rows(tmp_path, monkeypatch, interl
     monkeypatch.setattr(assumed_documents, "SAMPLED_ROWS", 3)
     sampled = Documents("", folder=str(tmp_path / "rows")).packed(stage_of(context=512))
     assert sampled.numbers == (0, (len(rows) - 1) // 2, len(rows) - 1)
+
+
+def test_short_rows_count_by_their_share():
+    stage = stage_of(pattern="full", short_rows=0.25, steps=4)
+    packed = Documents("", LENGTHS, short_length=32).packed(stage)
+    long, short = packed.lengths, packed.short.lengths
+    # The long documents alone, in rows that are filled up: 60 + 150 + 90 tokens take five.
+    assert [sum(row) for row in long] == [64] * 5
+    # 80 documents of 540 tokens, and padding as one more.
+    assert sum(each in (7, 3, 12, 5) for row in short for each in row) >= 80
+    of_long = 64 * 65 // 2
+    of_short = [sum(n * (n + 1) // 2 for n in row) for row in short]
+    mean = 0.75 * of_long + 0.25 * sum(of_short) / len(short)
+    for chosen in (packed.most_documents(), packed.most_pairs(), packed.typical()):
+        assert packed.share_of_pairs(chosen, {Locality(): 2}) * packed.pairs(chosen[0]) == pytest.approx(mean)
+    (fullest,), (longest,) = (packed.rows(each) for each in (packed.most_documents(), packed.most_pairs()))
+    assert (fullest.layout.pattern, longest.layout.pattern) == ("intra_document", "full")
+    assert fullest.layout.rope_length <= 32 < longest.layout.rope_length
+
+
+def test_without_documents_short_rows_are_as_full_as_they_may_be():
+    stage = stage_of(pattern="full", short_rows=0.5, steps=4)
+    packed = Documents("one per row", short_length=32).packed(stage)
+    assert (packed.lengths, packed.short.lengths) == (((64,),), ((32, 32),))
+    # Without a length, as where the stage has none.
+    assert Documents("one per row", short_length=32).packed(stage_of(pattern="full")).short is None
+
+
+def test_the_words_of_a_plan_name_the_share(tmp_path):
+    recipe = recipe_of(EMBEDDED, context=2048, short_rows=0.5, steps=4)
+    found = documents_of(recipe, 0, None, RunContext(), 256)
+    assert found.words.endswith("; 50% of the rows have only documents of at most 256 tokens")
+    packed = found.packed(recipe.stages[0])
+    assert max(map(max, packed.short.lengths)) <= 2048
+    assert packed.short_share == 0.5

@@ -316,7 +316,7 @@ class LayoutHooks:
             given = kwargs.get("position_ids")
             kwargs = self._checked(args, kwargs)
             call = kwargs["layout"]
-            _pin_length(module, call, pinned, own_positions=given is None)
+            _pin_length(module, call, pinned, given)
         if call is None and (cache := cache_in(kwargs)) is not None:
             _round_keys_into(cache)
         # If the layout does not reach an inner module, the outer record stays, so its attention raises an error.
@@ -419,17 +419,23 @@ def positions_on(layouts: tuple[PackedLayout, ...] | ShardedLayouts, device: tor
     return torch.stack([layout.position_ids for layout in layouts]).to(device)
 
 
-def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, own_positions: bool) -> None:
+def _pin_length(module: nn.Module, call: LayoutCall, pinned: ExitStack, given: Tensor | None) -> None:
     """Fix length-dependent frequencies of each row to its own length, as if it were alone.
 
-    Otherwise each shard would use its own length, and all rows that of the longest one. If the positions are the
-    layouts' own, their lengths are known here; a rotary module would wait for the device.
+    Otherwise each shard would use its own length, and all rows that of the longest one. The layouts know the lengths of
+    their own positions; of positions that are given instead, here or in the rotary module, the host waits for the
+    device.
     """
     ours = [inner for inner in module.modules() if isinstance(inner, RotaryEmbedding | RotaryRows)]
     dependent = [each for each in ours if each.length_dependent]
-    if call.sharded is not None or own_positions:
+    if dependent:
+        lengths = [layout.rope_length for layout in call.layouts]
+        if given is not None and call.sharded is None:
+            # Of one axis: those of text are equal.
+            rows = given.flatten(0, -3)[0] if given.dim() > 2 else given
+            lengths = (rows.amax(-1) + 1).expand(len(call.layouts)).tolist()
         for rotary in dependent:
-            pinned.enter_context(rotary.pinned_rows([layout.rope_length for layout in call.layouts]))
+            pinned.enter_context(rotary.pinned_rows(lengths))
     names = [] if ours or call.sharded is None else unpinned_methods(module)
     if names:
         raise EngineError(
