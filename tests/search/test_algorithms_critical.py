@@ -47,6 +47,9 @@ def test_a_mutation_draws_from_the_critical_pair_on_with_its_probability():
     # Of 301 values, some 840 draws have one of the ten lowest and one of the ten highest.
     assert 5.0 <= min(last) < 5.1
     assert 7.9 < max(last) <= 8.0
+    # Down to s also where the pair before it, which follows, has more: 8^(3/4) is 4.76.
+    high = at(4, 8.0, 8.0)
+    assert min(mutate(SPACE, high, 0.3, random).rescale_factors[4] for _ in range(4000)) < 4.05
     # A redrawn factor keeps its value with a probability of 1/101; 0.036 is five standard deviations of 4000 draws.
     moved = np.mean([each.rescale_factors[3] != 5.0 for each in found])
     assert abs(moved - 0.3 * 100 / 101) < 0.036

@@ -97,7 +97,7 @@ GOOD = (1.0, 5**0.5, 5.0, 5.0, 6.25)
         (GOOD, 1),
         # Not allowed.
         (GOOD, 0),
-        (GOOD, 4),
+        ((*(6.25 ** (i / 4) for i in range(4)), 6.25), 4),
         # Rounded to the grid, as 1.0979 would become 1.10.
         ((1.0, 2.24, 5.0, 5.0, 6.25), 2),
         # Below s, above 2s, off the grid, descending.

@@ -5,12 +5,13 @@ import json
 import pytest
 import yaml
 
+import ropewalk.training.stage_rope.search as factor_search
 from ropewalk import RopewalkError
 from ropewalk.io.settings import deciding
 from ropewalk.search import read_factors
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.rope import Rope, Search
-from ropewalk.training.stage_rope.search import describe_search
+from ropewalk.training.stage_rope.search import describe_search, evaluated_documents, rows_for_search
 from tests.training.run_cases import extend
 
 CONTEXT = 1024
@@ -37,8 +38,16 @@ def recipe_of(*arguments, **search):
     return parse_recipe(yaml.safe_dump(values_of(*arguments, **search)), "test")
 
 
-def test_a_stage_trains_with_the_factors_of_its_search(tmp_path):
+def test_a_stage_trains_with_the_factors_of_its_search(tmp_path, monkeypatch):
     output = tmp_path / "run"
+    searched = []
+
+    def spied(wanted, at):
+        data = rows_for_search(wanted, at)
+        searched.append((data, evaluated_documents(at.resolved, at.validation)))
+        return data
+
+    monkeypatch.setattr(factor_search, "rows_for_search", spied)
     summary = extend(recipe_of(output))
     table = read_factors(output / "factors-stage1.json")
     assert (table.search.space, table.search.objective) == ("critical-dimension", "needle")
@@ -47,6 +56,12 @@ def test_a_stage_trains_with_the_factors_of_its_search(tmp_path):
     assert (table.critical_pair.smallest, table.critical_pair.theoretical, len(factors)) == (3, 7, 16)
     assert factors[:at] == tuple(factors[at] ** (pair / at) for pair in range(at))
     assert all(4 <= factor <= 8 for factor in factors[at:])
+    # The needles lie in documents that the evaluation does not read, and of each row only answers count.
+    data, evaluated = searched[-1]
+    assert data.documents
+    assert evaluated
+    assert not data.documents & evaluated
+    assert all(0 < int((row.labels >= 0).sum()) < CONTEXT / 8 for row in data.measured)
     found = summary["stages"][0]["search"]
     assert found["critical_pair"] == table.critical_pair.model_dump()
     config = json.loads((output / "model" / "config.json").read_text())
