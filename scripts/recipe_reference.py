@@ -23,6 +23,7 @@ from ropewalk.recipes import SCHEMA
 from ropewalk.training.recipe import recipe
 from ropewalk.training.recipe.evaluation import During
 from ropewalk.training.recipe.schema import recipe_schema
+from ropewalk.training.recipe.softmax_scale import SoftmaxScale
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "recipes.md"
@@ -40,6 +41,7 @@ TABLES: tuple[tuple[str, str, type[Settings]], ...] = (
     ("Optimizer of a stage", "stages[].optimizer.", recipe.StageOptimizer),
     ("RoPE of a stage", "stages[].rope.", recipe.Rope),
     ("Search for a stage's long factors", "stages[].rope.search.", recipe.Search),
+    ("Softmax scale of a model without RoPE", "stages[].rope.softmax_scale.", SoftmaxScale),
     ("Search for the short factors", "short_context.", recipe.ShortContext),
     ("Adapter", "adapter.", recipe.AdapterSettings),
     ("Optimizer", "optimizer.", recipe.Optimizer),

@@ -22,6 +22,6 @@ def test_it_is_written_again_where_it_is_gone_and_says_the_same(finished):
 
 def test_parts_that_a_run_does_not_have_are_left_out(finished):
     _, summary = finished
-    left_out = {"during", "adapter", "exported", "files", "readers"}
+    left_out = {"during", "adapter", "exported", "softmax_scale", "files", "readers"}
     assert not left_out & summary.keys()
     assert RunResult.__dataclass_fields__.keys() == summary.keys() | left_out

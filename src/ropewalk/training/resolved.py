@@ -138,9 +138,11 @@ class ResolvedRecipe:
         The context of the last stage; without RoPE, which needs no training at a length, the largest measured length.
         """
         last, measured = self.methods[-1], self.recipe.evaluation
-        if last is None or last.rotates or not measured.suites:
+        if last is None or last.rotates:
             return self.target
-        return max(self.target, *(measured.lengths or ()), 0)
+        scaled = self.recipe.stages[-1].rope.softmax_scale
+        lengths: list[int] = [self.target, *((measured.lengths or ()) if measured.suites else ())]
+        return max(lengths + (scaled.lengths if scaled else []))
 
     def with_engine(self, number: int, engine: EngineName) -> ResolvedRecipe:
         """The same with another engine for a stage, counted from 0."""

@@ -22,6 +22,7 @@ from ropewalk.io.settings import deciding
 from ropewalk.models.checkpoint.digest import model_digest
 from ropewalk.models.config.file import read_model_config
 from ropewalk.models.config.parameters import count_parameters
+from ropewalk.models.softmax_scale import fold_softmax_scale
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.sizing.model_shape import MASTER_BYTES
 from ropewalk.rope import LongRope
@@ -60,12 +61,14 @@ from ropewalk.training.metrics import tracking
 from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import ResolvedRecipe, RopeAt, load_for_run
 from ropewalk.training.run_state import Run, rows_step, rows_steps, searched_of
+from ropewalk.training.softmax_scale import choose_softmax_scale, describe_softmax_scale
 from ropewalk.training.stage import StageRun, run_stage
 from ropewalk.training.stage_engine import CHOICES as ENGINES
 from ropewalk.training.stage_rope.auto import CHOICES as BASES
 from ropewalk.training.stage_rope.base import as_json, factors_file, stage_name
 from ropewalk.training.stage_rope.decide import decide, rope_identity
 from ropewalk.training.stage_rope.search import (
+    SCALE,
     SHORT,
     SHORT_LABEL,
     FactorSearch,
@@ -221,6 +224,7 @@ def _steps(run: Run) -> tuple[list[Step], list[Step]]:
     ]
     training = [step for number in stages for step in (_rope(run, number), _train(run, number))]
     short = [_short(run)] if run.recipe.short_context is not None else []
+    short += [_scale(run)] if run.recipe.stages[-1].rope.softmax_scale is not None else []
     return (
         [*packing, _held_out(run)],
         [_evaluation(run, "before"), *training, *short, _model(run), _evaluation(run, "after")],
@@ -430,10 +434,30 @@ def _short(run: Run) -> Step:
     return Step(SHORT, identity, (f"rope-{last}", f"train-{last}"), body, decides=_method)
 
 
+def _scale(run: Run) -> Step:
+    """Measure softmax scales, on the final weights."""
+    recipe, last = run.recipe, len(run.recipe.stages)
+    settings = recipe.stages[-1].rope.softmax_scale
+    assert settings is not None
+
+    def identity() -> Mapping[str, Any]:
+        precision = run.resolved.stages[-1].precision
+        return {"softmax_scale": deciding(settings), "precision": precision, **(run.split(SCALE) or {})}
+
+    def body(work: Work) -> Any:
+        wanted, rope = searches_of(run.resolved)[SCALE], (run.exported_method(), run.resolved.reach)
+        found = choose_softmax_scale(settings, wanted, rope, run.at(None, run.end_of(last - 1)))
+        run.context.rank_0_reporter.note(f"softmax scale {describe_softmax_scale(found)}")
+        return found
+
+    return Step(SCALE, identity, (f"rope-{last}", f"train-{last}"), body)
+
+
 def _model(run: Run) -> Step:
     """Export the model, and the adapter if the run trained one."""
     resolved, recipe, context, last = run.resolved, run.recipe, run.context, len(run.recipe.stages)
-    short = () if recipe.short_context is None else (SHORT,)
+    short = [SHORT] if recipe.short_context is not None else []
+    short += [SCALE] if recipe.stages[-1].rope.softmax_scale is not None else []
 
     def body(work: Work) -> Any:
         # Registered now: what is there of a killed process belongs to this step.
@@ -497,6 +521,8 @@ def _export_whole(
         load_weights(checkpoints[0], model, context.world, context.mesh)
     else:
         load_average(checkpoints, model, context.world, context.mesh)
+    if SCALE in run.runner.values:
+        fold_softmax_scale(model.model, run.runner.values[SCALE]["scale"])
     # The float32 copy is freed at the return, before the exported model is loaded.
     export_model(model, final, resolved.tokenizer, context.world, resolved.dtype, position, made_of)
 

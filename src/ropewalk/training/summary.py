@@ -26,7 +26,7 @@ from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.run_state import Run
 from ropewalk.training.stage_engine import choices_in
 from ropewalk.training.stage_rope.base import Decision
-from ropewalk.training.stage_rope.search import SHORT
+from ropewalk.training.stage_rope.search import SCALE, SHORT
 from ropewalk.versions import software_versions
 
 
@@ -52,6 +52,8 @@ class RunResult(Result):
         exported: checkpoints that the weights of ``model`` come from, and the settings ``export`` of the recipe. The
             weights are those of the checkpoint with the best score, or the mean of several checkpoints. None, and left
             out of JSON, if the weights are those of the last step.
+        softmax_scale: the softmax scale in the exported weights, and the losses of all scales that were measured. None,
+            and left out of JSON, if the recipe measures none.
         history: changes that ``--resume`` made to the recipe.
         seconds: duration of the process that finished the run.
         versions: versions of the software, and a description of the machine.
@@ -84,6 +86,7 @@ class RunResult(Result):
     source: dict[str, Any]
     adapter: Path | None = None
     exported: dict[str, Any] | None = None
+    softmax_scale: dict[str, Any] | None = None
     files: tuple[Path, ...] | None = None
     readers: tuple[Reading, ...] | None = None
 
@@ -101,7 +104,7 @@ class RunResult(Result):
         values = super().to_json()
         if not values["during"]:
             del values["during"]
-        for name in ("adapter", "exported", "files", "readers"):
+        for name in ("adapter", "exported", "softmax_scale", "files", "readers"):
             if values[name] is None:
                 del values[name]
         return values
@@ -162,6 +165,7 @@ def summary(run: Run) -> RunResult:
             for number, (found, method) in enumerate(zip(decisions, methods, strict=True))
         ),
         short_factors=values[SHORT]["found"] if SHORT in values else None,
+        softmax_scale=values.get(SCALE),
         original_length=resolved.original_length,
         short_context=short_context(resolved.original_length, before, after),
         before=tuple(before),

@@ -61,7 +61,7 @@ from ropewalk.training.recipe.recipe import Recipe
 from ropewalk.training.resolved import ResolvedRecipe
 from ropewalk.training.run_state import Run, Start, rows_steps
 from ropewalk.training.stage_rope.base import stage_name
-from ropewalk.training.stage_rope.search import SHORT, searches_of, split_of
+from ropewalk.training.stage_rope.search import SCALE, SHORT, searches_of, split_of
 from ropewalk.training.summary import versions
 
 
@@ -209,7 +209,7 @@ def _splits(run: Run) -> list[dict[str, Any]]:
     trained = first_to_train(run.recipe, run.start.progress)
     for name, wanted in searches_of(run.resolved).items():
         numbers = [n for n in range(len(run.recipe.stages)) if stage_name(n) == name]
-        done = store.is_done(f"rope-{numbers[0] + 1}" if numbers else SHORT)
+        done = store.is_done(f"rope-{numbers[0] + 1}" if numbers else name)
         # A search that stays needs no other text, whatever becomes of the evaluation.
         stays = done and (
             numbers[0] <= run.start.progress.stage if numbers else trained == len(run.recipe.stages)
@@ -294,8 +294,13 @@ def has_trained_all(run: Run) -> bool:
 def _exports(run: Run) -> bool:
     """Whether the model is exported again, as far as is known before it is trained on."""
     return run.todo.found[MODEL].state not in (State.DONE, State.WAITS) or (
-        SHORT in run.todo.found and run.todo.found[SHORT].state in (State.OTHER, State.OUTDATED)
+        any(run.todo.found[name].state in (State.OTHER, State.OUTDATED) for name in _on_final_weights(run))
     )
+
+
+def _on_final_weights(run: Run) -> list[str]:
+    """The steps that measure the final weights before they are exported."""
+    return [name for name in (SHORT, SCALE) if name in run.todo.found]
 
 
 def refuse_too_little(run: Run) -> None:
@@ -320,9 +325,7 @@ def set_aside(run: Run) -> None:
     """Move what will be made again, with the results that follow from it, to ``earlier/``."""
     model = run.todo.found[MODEL]
     if not has_trained_all(run) or _exports(run):
-        late = [name for name in (SHORT, MODEL, "after") if name in run.todo.found]
-        if has_trained_all(run) and SHORT in late:
-            late.remove(SHORT)
+        late = [*(() if has_trained_all(run) else _on_final_weights(run)), MODEL, "after"]
         why = run.context.world.on_rank_0(lambda: _why_again(run, model))
         found = {**run.todo.found, **{name: Found(State.OTHER, why) for name in late}}
         run.todo = Todo(found, run.todo.again | set(late), run.todo.short)
@@ -348,7 +351,8 @@ def _why_again(run: Run, model: Found) -> str:
         was = Export.model_validate(record.identity["export"]).weights
         return f"export changes from {was} to {run.recipe.export.weights}; it will be exported again {how}"
     if trained:
-        return "the short factors are searched again"
+        again = {SHORT: "the short factors are searched again", SCALE: "the softmax scale is measured again"}
+        return "; ".join(again[name] for name in _on_final_weights(run))
     if last is None:
         return "the run restarts its training"
     stage, step = place_of(last)

@@ -12,7 +12,7 @@ from ropewalk.rope.methods.base import trainable_methods
 from ropewalk.training.recipe.file import parse_recipe
 from ropewalk.training.recipe.rope import Rope
 
-OWN = {"method", "rope_theta", "factors", "search", "parameters", "candidates", "probe_rows"}
+OWN = {"method", "rope_theta", "factors", "search", "parameters", "candidates", "probe_rows", "softmax_scale"}
 BY_LAYER = {"full_attention", "sliding_attention"}
 RECIPE = """
 model: some/model

@@ -37,6 +37,7 @@ from ropewalk.training.folder import METRICS, PAGE, RECIPE, SUMMARY
 from ropewalk.training.measurement import describe_short_context
 from ropewalk.training.metrics import MetricsLog
 from ropewalk.training.recipe.stage import describe_own_settings
+from ropewalk.training.softmax_scale import describe_softmax_scale
 from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
 from ropewalk.training.summary import RunResult, StoppedRun
@@ -110,12 +111,14 @@ def _other_layers(stage: dict[str, Any]) -> str:
 
 
 def _short(summary: dict[str, Any]) -> dict[str, object]:
-    """Short-context factors and results of a longrope run; empty for other methods."""
+    """What a run measured for its final weights besides evaluations; empty for most RoPE methods."""
     facts: dict[str, object] = {}
     if (searched := summary.get("short_factors")) is not None:
         facts["Short factors"] = describe_search(searched)
     if (short := summary.get("short_context")) is not None:
         facts["Short context"] = describe_short_context(short)
+    if (scaled := summary.get("softmax_scale")) is not None:
+        facts["Softmax scale"] = describe_softmax_scale(scaled)
     return facts
 
 
@@ -301,6 +304,8 @@ def describe_run(result: RunResult) -> Iterator[Part]:
         facts.append(("adapter", str(result.adapter)))
     if result.short_context is not None:
         facts.append(("short", describe_short_context(result.short_context)))
+    if result.softmax_scale is not None:
+        facts.append(("scale", describe_softmax_scale(result.softmax_scale)))
     if result.exported is not None:
         facts.append(("weights", describe_weights(result.exported)))
     for path in result.files or ():

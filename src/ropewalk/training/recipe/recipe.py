@@ -292,6 +292,26 @@ class Recipe(Settings):
             )
 
     @model_validator(mode="after")
+    def _scale_belongs_to_the_result(self) -> Recipe:
+        for number, stage in enumerate(self.stages):
+            if stage.rope.softmax_scale is None:
+                continue
+            where = f"stages.{number}.rope.softmax_scale"
+            if number < len(self.stages) - 1:
+                raise ValueError(f"{where} is measured on the final weights; move it to the last stage")
+            if self.adapter is not None:
+                raise ValueError(
+                    f"{where} is not possible with an adapter, whose files would lack the scale; leave out one of the "
+                    "two"
+                )
+            if self.export.weights != "last":
+                raise ValueError(
+                    f"{where} is measured on the last weights, but export is {self.export.weights!r}; set export to "
+                    "'last'"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _short_factors_have_a_place(self) -> Recipe:
         last = self.stages[-1].rope.limiting.method
         if self.short_context is not None and last != "longrope":

@@ -23,6 +23,7 @@ from ropewalk.rope.methods.base import CRITICAL_PAIR, RopeMethod, compared_metho
 from ropewalk.rope.target import YARN_AT, check_candidate
 from ropewalk.search.settings import LongFactorSearch, ShortFactorSearch, check_budget
 from ropewalk.search.space import ALL_PAIRS
+from ropewalk.training.recipe.softmax_scale import SoftmaxScale
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 """Layer types that have their own RoPE in some checkpoints; layers of the first type limit the context."""
@@ -126,6 +127,11 @@ class Rope(_Parameters):
         default=None,
         description="longrope: search for the long factors right before the stage, instead of reading `factors`",
     )
+    softmax_scale: SoftmaxScale | None = Field(
+        default=None,
+        description="none, in the last stage: measure a constant factor on attention's scores after training, and fold "
+        "the best into the weights",
+    )
     parameters: dict[str, Any] | None = Field(
         default=None,
         description="further parameters of the method by name, for methods that other packages register",
@@ -189,7 +195,8 @@ class Rope(_Parameters):
         return {
             key: value
             for key, value in stated.items()
-            if key not in ("parameters", CRITICAL_PAIR, *LAYER_TYPES) or value is not None
+            if key not in ("parameters", CRITICAL_PAIR, "layers", "softmax_scale", *LAYER_TYPES)
+            or value is not None
         }
 
     @field_validator("method")
@@ -273,6 +280,16 @@ class Rope(_Parameters):
         if len(found) > 1:
             raise ValueError(
                 f"give only one of {' and '.join(map(repr, found))}: both set the stage's factors"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scale_without_rope(self) -> Rope:
+        if self.softmax_scale is not None and (self.method != "none" or self.parameter("layers") is not None):
+            some = "" if self.method != "none" else " in some layers"
+            raise ValueError(
+                f"'softmax_scale' applies only to a model without RoPE in any layer (method 'none'), got method "
+                f"{self.method!r}{some}"
             )
         return self
 

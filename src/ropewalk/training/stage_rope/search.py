@@ -38,6 +38,7 @@ from ropewalk.training.documents import (
 )
 from ropewalk.training.measurement import perplexity_lengths
 from ropewalk.training.recipe.recipe import Recipe
+from ropewalk.training.recipe.softmax_scale import SoftmaxScale
 from ropewalk.training.resolved import AtStage, ResolvedRecipe, load_for_run
 from ropewalk.training.stage_rope.base import (
     Before,
@@ -48,6 +49,8 @@ from ropewalk.training.stage_rope.base import (
 from ropewalk.training.update.step import autocast
 
 SHORT, SHORT_LABEL = "short", "the short factors"
+SCALE = "softmax-scale"
+"""Name of the step that measures softmax scales."""
 HELD_OUT, TRAINING, NEEDLES = "held-out rows", "training rows", "rows with needles in held-out documents"
 
 
@@ -63,7 +66,7 @@ class WantedRows:
     """
 
     label: str
-    settings: ShortFactorSearch
+    settings: ShortFactorSearch | SoftmaxScale
     target_length: int
     trained_length: int
 
@@ -248,6 +251,8 @@ def searches_of(resolved: ResolvedRecipe) -> dict[str, WantedRows]:
             own = trained if search.weights == "current" else resolved.trained_length
             found[stage_name(number)] = WantedRows(f"stage {number + 1}", search, stage.context, own)
         trained = stage.context
+    if (scale := recipe.stages[-1].rope.softmax_scale) is not None:
+        found[SCALE] = WantedRows("softmax scale", scale, max(scale.lengths), resolved.trained_length)
     if recipe.short_context is not None and resolved.original_length is not None:
         found[SHORT] = WantedRows(
             SHORT_LABEL, recipe.short_context, resolved.original_length, resolved.target
