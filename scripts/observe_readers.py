@@ -32,6 +32,7 @@ from unittest.mock import MagicMock, patch
 RECORD = Path(__file__).parent.parent / "tests/compatibility/observed.json"
 LENGTH, ORIGINAL = 4096, 1024
 SHORT, LONG = [1.0, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6], [1.0, 1.2, 1.6, 2.2, 3.0, 3.5, 4.0, 4.0]
+COPE = [1.0, 1.0, 1.0, 1.0, 1.0, 1.33333333, 4.0, 1e30]
 SCALED = {"original_max_position_embeddings": ORIGINAL, "factor": 4.0}
 METHODS: dict[str, dict[str, Any]] = {
     "theta": {"rope_type": "default"},
@@ -48,6 +49,9 @@ METHODS: dict[str, dict[str, Any]] = {
         "attention_factor": 1.05, "short_mscale": 1.05, "long_mscale": 1.05},
     "longrope-attention-alone": {"rope_type": "longrope", **SCALED, "short_factor": SHORT, "long_factor": LONG,
         "attention_factor": 1.05},
+    # Four of eight pairs clipped, as ropewalk.rope.Cope is written.
+    "cope": {"rope_type": "longrope", "original_max_position_embeddings": LENGTH, "factor": 1.0, "short_factor": COPE,
+        "long_factor": COPE, "attention_factor": 1.0},
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
 }  # fmt: skip
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -68,7 +72,7 @@ def cases() -> dict[str, dict[str, Any]]:
                 older["rope_scaling"] = entry
             newer = {"rope_parameters": {"rope_theta": 50000.0, **entry}}
             if entry["rope_type"] == "longrope":
-                base["original_max_position_embeddings"] = ORIGINAL
+                base["original_max_position_embeddings"] = entry["original_max_position_embeddings"]
             for spelling, keys in {"newer": newer, "older": older, "both": newer | older}.items():
                 found[f"{family} {name} {spelling}"] = base | keys
     return found
@@ -201,7 +205,7 @@ def by_server(program: str, get_rope: Any, config: dict[str, Any], length: int) 
         table = rope.cos_sin_cache
     elif program == "vllm" or length > ORIGINAL:
         # vLLM was started for the whole length, which decides for every input.
-        at += ORIGINAL
+        at += parameters["original_max_position_embeddings"]
     return turned(*table[at].double().chunk(2))
 
 
