@@ -17,6 +17,7 @@ class InspectKeywords(TypedDict, total=False):
 
     explain: bool
     from_length: str | int | None
+    pretrained_length: str | int | None
     readers: bool
     target: str | int | None
 

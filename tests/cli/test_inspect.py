@@ -102,6 +102,7 @@ def test_json_describes_llama_3_1(run: Run, tmp_path: Path, capsys: pytest.Captu
         "notes": [],
         "tokens": None,
         "target": None,
+        "extension_choices": None,
         "readers": None,
         "readers_at_target": None,
     }
@@ -346,6 +347,7 @@ def test_target_gives_every_rule_its_bound_and_a_recommendation(
         "safe base: every larger base up to 1e+12 is feasible │ 1,321,078",
         "Code Llama: 16,384 tokens, from 4,096 tokens with base 10,000 │ 1,000,000",
         "RoPE method │ default",
+        "Bertsch et al., arXiv:2608.10296 (OlmPool)",
     ):
         assert part in text, part
 
@@ -361,7 +363,7 @@ def test_the_answer_comes_first_and_its_reasons_fit_a_screen(
     orders = ("Set ", "Search ", "Leave RoPE", "Change nothing", "ropewalk extend does not train")
     assert lines[1].startswith(orders)
     lifted = "Why, with the windows lifted"
-    assert len(lines) - lines.index(lifted if lifted in lines else "Why") <= 26
+    assert len(lines) - lines.index(lifted if lifted in lines else "Why") <= 28
     assert max(map(len, lines)) <= 100
 
 

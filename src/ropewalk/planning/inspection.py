@@ -24,6 +24,7 @@ from ropewalk.models.config.write import with_rope, written_config
 from ropewalk.models.rope.frequencies import LoadedRope, loaded_rope
 from ropewalk.parallel.context import RunContext
 from ropewalk.planning.advice import Advice, Checkpoint, advise, explained
+from ropewalk.planning.extension_choices import ExtensionChoices, extension_choices
 from ropewalk.planning.settings import InspectSettings
 from ropewalk.planning.stages import recipe_stages
 from ropewalk.rope import RopeMethod
@@ -47,6 +48,7 @@ class InspectResult(Result):
         readers: what other programs make of the config. None if not asked for.
         readers_at_target: what they would make of it with the recommended setting. None if not asked for, if there is
             no such setting, or if transformers cannot write it.
+        choices: those of its architecture that make an extension better or worse. None if there is no target.
         tokens: the tokens that packing adds to rows of the pattern anchor. None if there is no tokenizer.
         doubts: those of the tokenizer that probably do not belong to documents.
     """
@@ -59,6 +61,7 @@ class InspectResult(Result):
     tokens: tuple[TokenUse, ...] | None = None
     doubts: tuple[Doubt, ...] = ()
     readers_at_target: tuple[Reading, ...] | None = None
+    choices: ExtensionChoices | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -66,6 +69,9 @@ class InspectResult(Result):
         notes = [*self.warnings, *map(str, self.doubts), *self.config.layer_notes]
         if self.advice is not None:
             notes += [note for note in self.config.planning_notes if note not in notes]
+            # Of a model that reaches the target already, nothing is extended.
+            if self.choices is not None and self.advice.target_length > self.advice.trained_length:
+                notes.append(self.choices.note)
         return notes
 
     @property
@@ -146,6 +152,7 @@ class InspectResult(Result):
             "methods": self.methods,
             "tokens": None if self.tokens is None else [asdict(each) for each in self.tokens],
             "target": None if self.advice is None else self.advice.to_json(),
+            "extension_choices": None if self.choices is None else self.choices.to_json(),
             "readers": None if self.readers is None else [each.to_json() for each in self.readers],
             "readers_at_target": None
             if self.readers_at_target is None
@@ -167,7 +174,8 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
         ``config`` is the parsed config, whose ``trained_length`` is in tokens. ``methods`` describes the RoPE of each
             layer type, with its frequencies and context bound. ``warnings`` has one sentence for each suspicious value.
             With a target, ``advice`` says what to do (``action``) and why (``reasons``), and gives the recommended
-            setting (``chosen``). If requested, ``readers`` says how other programs read the config.
+            setting (``chosen``), and ``choices`` has what the config shows of the choices that compound in an
+            extension. If requested, ``readers`` says how other programs read the config.
 
     Raises:
         RopewalkError: if the checkpoint's config cannot be read, has no RoPE or contradicts itself.
@@ -178,7 +186,13 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
         >>> found.config.trained_length, found.advice.chosen.rule
         (256, 'critical-dimension')
     """
+    if config.pretrained_length is not None and config.target is None:
+        raise RopewalkError(
+            f"--pretrained-length {config.pretrained_length} belongs to a note on an extension; give the length to "
+            "extend to with --target, or omit --pretrained-length"
+        )
     checkpoint = read_checkpoint(config.model, config.from_length)
+    choices = None if config.target is None else extension_choices(checkpoint, config.pretrained_length)
     warnings = list(checkpoint.config_warnings)
     if checkpoint.config_class is None:
         warnings.append(
@@ -210,7 +224,9 @@ def inspect(config: InspectSettings, context: RunContext | None = None) -> Inspe
     ):
         at_target = _readers_at(config.model, advice.chosen.method, advice.target_length)
     tokens, doubts = _special_tokens(config.model)
-    return InspectResult(checkpoint, loaded, tuple(warnings), advice, readers, tokens, doubts, at_target)
+    return InspectResult(
+        checkpoint, loaded, tuple(warnings), advice, readers, tokens, doubts, at_target, choices
+    )
 
 
 def _readers_at(model: str, method: RopeMethod, target: int) -> tuple[Reading, ...] | None:

@@ -45,6 +45,11 @@ class InspectSettings(Settings):
     from_length: Annotated[Length | None, Option(name="--from")] = Field(
         default=None, description=STATED_LENGTH
     )
+    pretrained_length: Length | None = Field(
+        default=None,
+        description="With --target: sequence length of the model's pretraining in tokens, before any extension. It is "
+        "one of the choices that compound in an extension (arXiv:2608.10296), which a note lists. Default: unknown.",
+    )
     readers: bool = Field(
         default=False,
         description="Also show which programs (transformers, vLLM, SGLang, llama.cpp, mlx-lm) compute this RoPE "
@@ -122,6 +127,9 @@ class ThetaSettings(ExtendedRope):
     )
 
 
+METHOD_OPTIONS = Option(group="Options of one method")
+
+
 class FrequenciesSettings(ExtendedRope):
     """Settings of ``ropewalk rope frequencies``: the method whose frequencies to compute."""
 
@@ -136,18 +144,18 @@ class FrequenciesSettings(ExtendedRope):
         description="Scaling factor of linear, ntk, dynamic, yarn or llama3. Default: the target length divided by "
         "the trained length.",
     )
-    critical_pair: int | None = Field(
+    critical_pair: Annotated[int | None, METHOD_OPTIONS] = Field(
         default=None,
         description="Pair, counted from 0, whose frequency ntk divides by exactly the factor (default: the last pair), "
         "or at which the ramp of yarn ends (default: the first pair that turns less than once within the trained "
         "length).",
     )
-    factors: FilePath | None = Field(
+    factors: Annotated[FilePath | None, METHOD_OPTIONS] = Field(
         default=None,
         description="JSON file with the lists short_factor and long_factor of longrope, one number per pair of "
         "dimensions. Required for longrope.",
     )
-    clipped: int | None = Field(
+    clipped: Annotated[int | None, METHOD_OPTIONS] = Field(
         default=None,
         description="Number of slowest pairs whose frequencies cope lowers, that of the last one to 0. Default: 20 of "
         "64 pairs, or the same share, rounded.",

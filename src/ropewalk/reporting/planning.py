@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ropewalk.planning.advice import Advice
+from ropewalk.planning.extension_choices import FINDING, SOURCE, STUDIED
 from ropewalk.planning.inspection import EXTENDED, InspectResult
 from ropewalk.planning.rules import CONTEXT_BOUND, SYMBOLS, WIDE
 from ropewalk.planning.run import PlanResult
@@ -61,6 +62,7 @@ def describe_inspection(result: InspectResult, config: InspectSettings) -> Itera
         yield ""
         yield _table(description, said)
         yield from _details(advice)
+        yield from _origin("choices that compound in an extension", FINDING, SOURCE, STUDIED)
 
 
 def inspection_figure(result: InspectResult) -> Figure:
