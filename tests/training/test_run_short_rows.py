@@ -13,6 +13,7 @@ from ropewalk import PackedLayout
 from ropewalk.attention.layout import Row
 from ropewalk.compatibility import readings
 from ropewalk.data import TrainingRows
+from ropewalk.reporting.run.model_card import write_model_card
 from ropewalk.reporting.run.training import write_run_report
 from ropewalk.training.preflight import announcement, resolve
 from tests.models.attention.passed_cases import in_float64
@@ -136,6 +137,10 @@ def test_the_summary_and_the_report_name_both_kinds(trained):
     page = write_run_report(Path(values["output"]))[0].read_text()
     assert "50.0% of the rows and" in page
     assert "short rows (documents of at most 32 tokens)" in page
+    assert "128 tokens, yarn as longrope" in page
+    card = write_model_card(Path(values["output"])).read_text()
+    assert "50.0% of the rows have only documents of at most 32 tokens, with the RoPE from before" in card
+    assert "yarn, base 10,000, as the long factors of a longrope" in card
     said = f"stage 1: {len(rows.short)} short training rows of 128 tokens of documents of at most 32 tokens, read"
     assert any(line.startswith(said) for line in told)
     lines = announcement(resolve(recipe_of(values)))

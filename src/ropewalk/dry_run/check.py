@@ -150,7 +150,15 @@ def _warnings(resolved: ResolvedRecipe, context: RunContext) -> Iterator[str]:
         return
     config = read_config(resolved.model, recipe.trust_remote_code)
     practice = practice_for(count_parameters(config), recipe.adapter is not None)
-    yield from document_warnings(look_at(here, resolved.tokenizer, context), last.context, practice)
+    found = look_at(here, resolved.tokenizer, context)
+    yield from document_warnings(found, last.context, practice)
+    short = resolved.short_lengths[-1]
+    if short is not None and found.longest <= short:
+        which = "these documents" if found.complete else f"the first {found.read:,} documents"
+        yield (
+            f"None of {which} has more than the original {short:,} tokens, so there would be no long rows beside the "
+            "short ones."
+        )
 
 
 def _outlines(recipe: Recipe) -> Iterator[StageOutline]:

@@ -9,7 +9,7 @@ import transformers
 from ropewalk import RopewalkError
 from ropewalk.models.load import attach
 from ropewalk.models.rope.rotary import rope_of, rope_of_rows, rotary_module
-from ropewalk.rope import Default, LongRope, RotaryEmbedding, Yarn, methods_from_config
+from ropewalk.rope import Default, LongRope, RotaryEmbedding, RotaryRows, Yarn, methods_from_config
 from tests.models.families import COMMON, FAMILIES, tiny_model
 
 LENGTHS = (48, 120)
@@ -75,6 +75,16 @@ def test_rows_are_as_the_model_with_each_method_alone(ours, length):
     assert min(float((a - found[0]).abs().max()) for a in found[1:]) > 1e-3 * float(found[0].abs().max())
     assert rotary_module(ours)[2] is own
     assert own.total_length is None
+
+
+def test_a_model_with_a_method_for_each_row_is_found_and_not_changed_again():
+    model = scaled("llama")
+    attach(model)
+    method = rotary_module(model)[2].methods[None]
+    with rope_of_rows(model, methods_for(method), 48):
+        assert isinstance(rotary_module(model)[2], RotaryRows)
+        with pytest.raises(RopewalkError, match="leave rope_of_rows"), rope_of(model, method):
+            pass
 
 
 @torch.no_grad()

@@ -168,6 +168,11 @@ def rope_of_rows(model: nn.Module, methods: Sequence[RopeMethod], total_length: 
 def _exchangeable(model: nn.Module, methods: Sequence[RopeMethod]) -> RotaryEmbedding:
     """The model's own rotary module, if it can be replaced by other methods."""
     own = rotary_module(model)[2]
+    if isinstance(own, RotaryRows):
+        raise RopewalkError(
+            f"{type(model).__name__} runs with a RoPE method for each row of its batches; leave rope_of_rows before "
+            "changing the RoPE again"
+        )
     if not isinstance(own, RotaryEmbedding):
         raise RopewalkError(
             f"{type(model).__name__} runs transformers' own {type(own).__name__}, but ropewalk can change only the "

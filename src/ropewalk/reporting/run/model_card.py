@@ -33,6 +33,7 @@ from ropewalk.reporting.scores.tables import list_table
 from ropewalk.reporting.shown_text import shown
 from ropewalk.reporting.style import MISSING
 from ropewalk.reporting.tables import ResultTable
+from ropewalk.rope import LongRope
 from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.folder import MODEL, RECIPE, SUMMARY
 from ropewalk.training.recipe.file import parse_recipe
@@ -214,6 +215,13 @@ def _rope_words(rope: Mapping[str, Any]) -> str:
     return f"{_plain(rope['method'])}, base {rope['rope_theta']:,.0f}{factor}"
 
 
+def _rope_of_stage(stage: Mapping[str, Any]) -> str:
+    words = _rope_words(stage)
+    if "kinds" in stage and stage["method"] != LongRope.name:
+        words += ", as the long factors of a longrope"
+    return words
+
+
 def _training(summary: Mapping[str, Any], recipe: Recipe) -> str:
     rows = []
     for number_, (stage, planned) in enumerate(zip(summary["stages"], recipe.stages, strict=True), start=1):
@@ -222,13 +230,19 @@ def _training(summary: Mapping[str, Any], recipe: Recipe) -> str:
             (
                 str(number_),
                 f"{stage['context']:,}",
-                _rope_words(stage),
+                _rope_of_stage(stage),
                 _plain(stage["pattern"]),
                 *(trained if stage["steps"] else ("0", "0", MISSING)),
             )
         )
     header = ("stage", "context", "RoPE", "attention pattern", "steps", "tokens", "peak learning rate")
     facts = [f"Data: {_data(summary, recipe)}", f"Precision: {summary['precision']}"]
+    facts += [
+        f"Stage {number}: {stage['kinds']['short']['rows_share']:.1%} of the rows have only "
+        f"{stage['kinds']['short']['documents']}, with the RoPE from before the training"
+        for number, stage in enumerate(summary["stages"], start=1)
+        if "kinds" in stage
+    ]
     chosen = [f"{name} {text}" for name in TOKENS if (text := getattr(recipe.data, name)) is not None]
     if chosen:
         facts.insert(1, f"Special tokens of the training data: {', '.join(chosen)}")
