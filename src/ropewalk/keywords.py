@@ -105,6 +105,9 @@ class PackKeywords(TypedDict, total=False):
     shares: str | Mapping[str, float] | None
     shortage: Literal["refuse", "cap"]
     shuffle: bool
+    synthetic_loss: Literal["all", "answers"]
+    synthetic_share: str | Mapping[str, float] | None
+    synthetic_tasks: str | Sequence[Literal["needle", "count"]] | Literal["needle", "count"]
     tag: str | None
     token_store: str | PathLike[str] | None
     tokenizer: str | PathLike[str]

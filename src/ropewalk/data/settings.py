@@ -262,7 +262,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Settings of published mixtures. Long documents of OLMo 3 (arXiv:2512.13961) exceed its trained 8,192 tokens."""
 
-LATER_MIXTURE = ("preset", "drop_gzip_low", "drop_gzip_high")
+SyntheticTask = Literal["needle", "count"]
+SYNTHETIC_TASKS: tuple[SyntheticTask, ...] = ("needle", "count")
+
+LATER_MIXTURE = (
+    *("preset", "drop_gzip_low", "drop_gzip_high"),
+    *("synthetic_share", "synthetic_tasks", "synthetic_loss"),
+)
 """Settings of a mixture that are not written where they are unset, so that rows of earlier versions are found."""
 
 
@@ -291,6 +297,8 @@ class MixtureSettings(Settings):
         drop_gzip_low, drop_gzip_high: applied before any other setting of the mixture
             (:mod:`ropewalk.data.mixture.gzip_ratio`). Long documents are those from ``long_from``, or in the last bin
             of ``length_shares``. Chats have no ratio, and are kept.
+        synthetic_share: applied after all other settings of the mixture, to each reading of a long document
+            (:mod:`ropewalk.data.mixture.synthetic`, :mod:`ropewalk.data.rows.weave`).
     """
 
     group: ClassVar[str | None] = "Mixture"
@@ -320,7 +328,7 @@ class MixtureSettings(Settings):
         default=None,
         ge=1,
         description="Length in tokens, such as 32k, from which a document is long. Needs --long-factor, --long-share, "
-        "--drop-gzip-low or --drop-gzip-high.",
+        "--drop-gzip-low, --drop-gzip-high or --synthetic-share.",
     )
     long_factor: float | None = Field(
         default=None,
@@ -352,6 +360,26 @@ class MixtureSettings(Settings):
         lt=1,
         description="Fraction of each source's long documents to drop because their text compresses best: those with "
         "the highest gzip ratio. Needs --long-from or --length-shares.",
+    )
+    synthetic_share: BySource | None = Field(
+        default=None,
+        description="Share of each source's long documents to get a synthetic task: books=0.05,web=0.01. It is a "
+        "question about the text at its end, with the answer. Sources that are not named get none. Needs --long-from "
+        "or --length-shares.",
+    )
+    synthetic_tasks: Annotated[
+        tuple[SyntheticTask, ...],
+        BeforeValidator(_comma_list(str)),
+        Option(metavar="TASK,...", text=_with_commas),
+    ] = Field(
+        default=SYNTHETIC_TASKS,
+        description="Synthetic tasks to choose from: needle (find one of four sentences hidden in the text) and count "
+        "(how often words occur in it).",
+    )
+    synthetic_loss: Literal["all", "answers"] = Field(
+        default="all",
+        description="Which tokens of a document with a synthetic task count in the loss: all, or those of the answers "
+        "alone.",
     )
     per: Literal["source", "corpus"] = Field(
         default="source",
@@ -402,6 +430,20 @@ class MixtureSettings(Settings):
             raise ValueError(f"must contain a share above 0, got {shares}")
         return shares
 
+    @field_validator("synthetic_share")
+    @classmethod
+    def _parts_of_documents(cls, shares: dict[str, float] | None) -> dict[str, float] | None:
+        if shares is not None and (not any(shares.values()) or max(shares.values()) > 1):
+            raise ValueError(f"must contain a share above 0, and none above 1, got {shares}")
+        return shares
+
+    @field_validator("synthetic_tasks")
+    @classmethod
+    def _each_once(cls, tasks: tuple[SyntheticTask, ...]) -> tuple[SyntheticTask, ...]:
+        if not tasks or len(set(tasks)) < len(tasks):
+            raise ValueError(f"must name tasks, each once, got {_with_commas(tasks) or 'none'}")
+        return tasks
+
     @field_validator("length_shares")
     @classmethod
     def _bins_ascend(cls, bins: tuple[tuple[int, float], ...] | None) -> tuple[tuple[int, float], ...] | None:
@@ -425,7 +467,8 @@ class MixtureSettings(Settings):
                 f"give one of long_factor, long_share and length_shares, got {' and '.join(given)}"
             )
         upsampled = self.long_factor is not None or self.long_share is not None
-        if upsampled != (self.long_from is not None) and not (self.drops and self.long_from is not None):
+        wants_long = self.drops or self.synthetic_share is not None
+        if upsampled != (self.long_from is not None) and not (wants_long and self.long_from is not None):
             raise ValueError(
                 "long_from needs long_factor or long_share, and each of these needs long_from; got long_from "
                 f"{self.long_from}, long_factor {self.long_factor} and long_share {self.long_share}"
@@ -434,11 +477,18 @@ class MixtureSettings(Settings):
             raise ValueError(
                 "give long_from or length_shares, whose last length is that of long documents; not both"
             )
-        if self.drops and self.long_length is None:
+        if wants_long and self.long_length is None:
             raise ValueError(
-                "drop_gzip_low and drop_gzip_high drop long documents; give long_from, or length_shares with more than "
-                "one length"
+                "drop_gzip_low, drop_gzip_high and synthetic_share are for long documents; give long_from, or "
+                "length_shares with more than one length"
             )
+        if self.synthetic_share is None:
+            for name in ("synthetic_tasks", "synthetic_loss"):
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    said = _with_commas(value) if isinstance(value, tuple) else value
+                    raise ValueError(
+                        f"{name} {said} has no effect without synthetic_share; give a share, or omit it"
+                    )
         if self.drop_gzip_low + self.drop_gzip_high >= 1:
             raise ValueError(
                 f"drop_gzip_low {self.drop_gzip_low:g} and drop_gzip_high {self.drop_gzip_high:g} must leave some "
@@ -468,7 +518,7 @@ class MixtureSettings(Settings):
     @property
     def unchanged(self) -> bool:
         """Whether the corpus is read unchanged, in its own order."""
-        return self.as_is and not self.drops
+        return self.as_is and not self.drops and self.synthetic_share is None
 
     @property
     def long_length(self) -> int | None:

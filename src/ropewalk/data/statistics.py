@@ -300,7 +300,7 @@ def rows_report(rows: PackedRows, progress: Callable[[int], None] | None = None)
         :func:`statistics_report` of the packed documents, with numbers of rows, documents per row, shares of attention
         and repeats from the rows. In addition: ``pieces``, the number of pieces in rows; ``in_rows``, their lengths and
         shares in total and by source; ``mixture``, the manifest's report of the mixture; ``corpus``, statistics of the
-        documents before mixing; ``gzip_ratios``, what they dropped, if the mixture asks for it; and ``kind``, the
+        documents before mixing; ``gzip_ratios`` and ``synthetic``, if the mixture asks for them; and ``kind``, the
         documents that were packed, if their lengths decided.
 
     Raises:

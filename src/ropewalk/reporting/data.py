@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ropewalk.data.mixture.gzip_ratio import explain_gzip
 from ropewalk.data.mixture.report import mixture_sentences
+from ropewalk.data.mixture.synthetic import explain_synthetic
 from ropewalk.data.row_preview import Chunk, RowPreview, Span
 from ropewalk.data.rows.manifest import token_account
 from ropewalk.data.run import DataPreview, PackResult
@@ -79,6 +80,7 @@ def _packed(manifest: Mapping[str, Any]) -> Iterator[Part]:
         ("padding tokens added, not trained on", account["padding"]),
         (_left_out_by(manifest), counts["mixture"]["unread_documents"]),
         ("documents repeated by the mixture", counts["mixture"]["repeated_documents"]),
+        ("tokens of synthetic tasks added", account.get("synthetic", 0)),
         ("documents longer than a sequence, truncated or skipped", packing["long_documents"]),
         ("tokens dropped with them", account["dropped"]),
         ("BOS tokens of documents replaced by the one added", account["own_bos"]),
@@ -137,6 +139,7 @@ def describe_stats(report: Mapping[str, Any]) -> Iterator[Part]:
         repeats_sentence(report),
         samples_sentence(report),
         *explain_gzip(report.get("gzip_ratios")),
+        *explain_synthetic(report.get("synthetic")),
     ]
     for sentence in filter(None, sentences):
         yield ""

@@ -325,11 +325,11 @@ def check_sources(resolved: ResolvedRecipe) -> None:
     ]
     for folder in dict.fromkeys(folder for each in data for folder in each.rows):
         open_rows(folder, tokenizer=identity)
+    for each in data:
+        refuse_cut_documents(each.sources, recipe.data, each.mixture)
     packed = [each.sources for each in data]
     for sources in (*packed, recipe.data.validation_sources):
         refuse_duplicates(sources)
-        if sources in packed:
-            refuse_cut_documents(sources, recipe.data)
         if any(spec.messages_field for spec in sources):
             required_template(resolved.tokenizer)
         for spec in sources:

@@ -40,7 +40,12 @@ def interrupted(work: Job, folder: Path, files: int = 1, **options: object) -> P
 def imbalance(account: dict[str, int]) -> tuple[int, int]:
     """Left minus right side of the two equations of an account of tokens."""
     left_out = ("validation", "withheld", "unread", "dropped", "own_bos")
-    own = account["tokens_in"] + account["repeated"] - sum(account[key] for key in left_out)
+    own = (
+        account["tokens_in"]
+        + account["repeated"]
+        + account.get("synthetic", 0)
+        - sum(account[key] for key in left_out)
+    )
     added = sum(account[key] for key in ("bos", "eos", "tags", "padding"))
     return own - account["own"], own + added - account["tokens_packed"] - account["tokens_remainder"]
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from ropewalk.data.mixture.gzip_ratio import explain_gzip
+from ropewalk.data.mixture.synthetic import explain_synthetic
 from ropewalk.io.lengths import counted
 
-REPORTS = ("gzip_ratios",)
+REPORTS = ("gzip_ratios", "synthetic")
 """Keys of a manifest with reports that only some mixtures have."""
 
 TotalFrom = Literal["tokens", "weights", "shares", "corpus"]
@@ -347,4 +348,4 @@ def mixture_sentences(reports: Mapping[str, Any]) -> list[str]:
     """
     report = reports["mixture"]
     drawn = [] if report is None else explain(MixtureReport.from_dict(report))
-    return explain_gzip(reports.get("gzip_ratios")) + drawn
+    return explain_gzip(reports.get("gzip_ratios")) + drawn + explain_synthetic(reports.get("synthetic"))

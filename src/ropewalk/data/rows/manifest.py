@@ -134,7 +134,7 @@ def token_account(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
     Two equations hold exactly::
 
-        tokens_in + repeated = validation + withheld + unread + dropped + own_bos + own
+        tokens_in + repeated + synthetic = validation + withheld + unread + dropped + own_bos + own
         own + bos + eos + tags + padding = tokens_packed + tokens_remainder
 
     Args:
@@ -143,9 +143,10 @@ def token_account(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     Returns:
         Numbers of tokens: ``tokens_in`` (own tokens of all documents that were read), ``repeated`` (further readings
         by the mixture), ``validation``, ``withheld`` (copies of validation documents), ``unread`` (left out by the
-        mixture), ``dropped`` (of documents longer than a row), ``own_bos`` (documents' BOS tokens that packing
-        replaced), ``own`` (own tokens in rows or the remainder), ``bos``, ``eos``, ``tags`` and ``padding`` (added by
-        packing), ``tokens_packed`` (rows times their length) and ``tokens_remainder``.
+        mixture), ``synthetic`` (of tasks woven into documents; absent without any), ``dropped`` (of documents longer
+        than a row), ``own_bos`` (documents' BOS tokens that packing replaced), ``own`` (own tokens in rows or the
+        remainder), ``bos``, ``eos``, ``tags`` and ``padding`` (added by packing), ``tokens_packed`` (rows times their
+        length) and ``tokens_remainder``.
     """
     split, mixture, packing = counts["split"], counts["mixture"], counts["packing"]
     return {
@@ -154,7 +155,8 @@ def token_account(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         "validation": split["validation_tokens"],
         "withheld": split["withheld_tokens"],
         "unread": mixture["unread_tokens"],
-        "dropped": packing["dropped_tokens"],
+        **({"synthetic": mixture["synthetic_tokens"]} if "synthetic_tokens" in mixture else {}),
+        "dropped": packing["dropped_tokens"] + mixture.get("synthetic_cut_tokens", 0),
         "own_bos": packing["own_bos_tokens"],
         "own": packing["document_tokens"],
         "bos": packing["bos_tokens"],

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from ropewalk.data.mixture.gzip_ratio import drop_by_gzip_ratio, gzip_report
 from ropewalk.data.mixture.mixture import mix
+from ropewalk.data.mixture.synthetic import VERSION as SYNTHETIC_VERSION
+from ropewalk.data.mixture.synthetic import synthetic_report
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import InputSplit, plan_input_splits
@@ -30,6 +32,7 @@ from ropewalk.data.rows.packed_rows import (
     packed_folders,
 )
 from ropewalk.data.rows.special_tokens import DocumentEnds, enclosed_lengths
+from ropewalk.data.rows.weave import WovenReader, weave
 from ropewalk.data.rows.writer import (
     RowsWriter,
     Writing,
@@ -40,6 +43,7 @@ from ropewalk.data.rows.writer import (
 )
 from ropewalk.data.settings import (
     LATER_FIELDS,
+    MixtureSettings,
     PackConfig,
     PackingSettings,
     RowPolicies,
@@ -191,7 +195,7 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
     splits = plan_input_splits(config.sources)
     # For its error alone: ids of another tokenizer are refused before anything is written.
     samples = sample_tokens(config.sources, tokenizer)
-    if samples and config.mixture.drops:
+    if (samples and config.mixture.drops) or config.mixture.synthetic_share is not None:
         # For its error alone too.
         Encoder.of(tokenizer).decode(np.zeros(0, np.int32))
     depends = {
@@ -204,12 +208,14 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
         "tokenizer": tokenizer_identity(tokenizer),
         "validation": config.validation.model_dump(),
     }
-    refuse_cut_documents(config.sources, config.rows)
+    refuse_cut_documents(config.sources, config.rows, config.mixture)
     if any(source.messages_field for source in config.sources):
         depends["chat_template"] = required_template(tokenizer).digest
     if any("kind" in split.identity for split in splits):
         # Earlier versions packed such files as single texts.
         depends["kinds"] = "by content"
+    if config.mixture.synthetic_share is not None:
+        depends["synthetic"] = SYNTHETIC_VERSION
     if config.withheld:
         depends["withheld"] = config.withheld
     # Round-trip through JSON so that later comparisons with the file see lists instead of tuples.
@@ -222,21 +228,27 @@ def _spec(source: SourceSpec) -> dict[str, Any]:
     return source.model_dump(exclude=set(LATER_FIELDS) - source.later_fields.keys())
 
 
-def refuse_cut_documents(sources: Sequence[SourceSpec], policies: RowPolicies) -> None:
-    """Raise if packing could cut or shuffle a conversation, or a document of which only spans count in the loss.
+def refuse_cut_documents(
+    sources: Sequence[SourceSpec], policies: RowPolicies, mixture: MixtureSettings | None = None
+) -> None:
+    """Raise if packing could cut or shuffle a chat, a document with spans of loss, or one with a synthetic task.
+
+    Documents that are too long for a row get no task, so those with a task may be packed beside others that are split.
 
     Raises:
         RopewalkError: with the setting.
     """
-    if not any(source.masks_loss for source in sources):
+    masked = any(source.masks_loss for source in sources)
+    if not masked and (mixture is None or mixture.synthetic_share is None):
         return
-    chats = any(source.messages_field for source in sources)
-    what = "chats" if chats else "documents with spans of loss"
+    what = "documents with spans of loss" if masked else "documents with synthetic tasks"
+    if any(source.messages_field for source in sources):
+        what = "chats"
     for name, bad, instead in (
         ("packing", policies.packing == "sequential", "best_fit"),
         (
             "long_documents",
-            policies.long_documents == "split",
+            masked and policies.long_documents == "split",
             "skip, or to truncate, which keeps only the start of one that is longer than a row",
         ),
         ("interleave", policies.interleave is not None, "false"),
@@ -302,7 +314,7 @@ def _pack_on(
                 "a source file changed during packing; pack again when no program writes to the file"
             )
         try:
-            packed, contents, validation = _planned(config, tokenizer, corpus)
+            packed, contents, validation, reader = _planned(config, tokenizer, corpus)
         except RopewalkError:
             # Refused before anything was written for these settings, so the folder is free for others.
             release(folder)
@@ -317,7 +329,9 @@ def _pack_on(
         }
         writer = RowsWriter(folder, manifest, row_files(packed))
         try:
-            return write_rows(writer, packed, corpus, validation, config.work, executor, written, note)
+            return write_rows(
+                writer, packed, corpus, reader, validation, config.work, executor, written, note
+            )
         finally:
             corpus.close()
     except (OSError, RopewalkError):
@@ -330,8 +344,12 @@ def _pack_on(
 
 def _planned(
     config: PackConfig, tokenizer: Any, corpus: Corpus
-) -> tuple[PlannedRows, dict[str, Any], NDArray[np.int64]]:
-    """Plan all rows; return the plan, its part of the manifest, and the numbers of the held-out documents."""
+) -> tuple[PlannedRows, dict[str, Any], NDArray[np.int64], WovenReader]:
+    """Plan all rows.
+
+    Returns:
+        The plan, its part of the manifest, the numbers of the held-out documents, and what reads the documents' tokens.
+    """
     settings = config.rows
     # Held out before mixing, so that a repeated document is never on both sides.
     special = special_ids(tokenizer, settings)
@@ -355,14 +373,25 @@ def _planned(
     # Compute before planning: both need memory per document, and this memory is free again afterwards.
     others = documents if documents is not split.training else None
     lengths = length_states(corpus, split.training, others, settings.context)
-    ends = _ends(corpus, documents)
-    packed = pack_documents(documents, ends, corpus.sources, settings, special, tags)
+    woven = None
+    if config.mixture.synthetic_share is None:
+        reader, numbers, ends = WovenReader(corpus.reader, len(corpus)), documents, _ends(corpus, documents)
+    else:
+        woven = weave(corpus, documents, Encoder.of(tokenizer), config.mixture, settings, special, tags)
+        reader, numbers, ends = woven.reader, woven.documents, woven.ends
+    packed = pack_documents(numbers, ends, corpus.sources, settings, special, tags)
     counts = packed.counts(ends)
     refuse_no_rows(packed, counts, len(split.validation) + split.withheld_duplicates)
     contents = {**description(corpus, split, mixture, documents, counts), **lengths}
     if dropped is not None:
         contents["gzip_ratios"] = dropped
-    return packed, contents, split.validation
+    if woven is not None:
+        contents["counts"]["mixture"] |= {
+            "synthetic_tokens": woven.added,
+            "synthetic_cut_tokens": woven.cut,
+        }
+        contents["synthetic"] = synthetic_report(woven.counts, config.mixture, woven.added, woven.cut)
+    return packed, contents, split.validation, reader
 
 
 def _ends(corpus: Corpus, documents: NDArray[np.int64]) -> DocumentEnds:

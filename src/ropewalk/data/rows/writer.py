@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ropewalk.data.mixture.report import REPORTS
 from ropewalk.data.rows.assemble import PlannedRows, assemble_rows
 from ropewalk.data.rows.packed_rows import (
     FORMAT_VERSION,
@@ -29,10 +30,11 @@ from ropewalk.data.rows.packed_rows import (
     read_manifest,
     rows_file,
 )
+from ropewalk.data.rows.weave import WovenReader
 from ropewalk.data.settings import WorkSettings, processes
 from ropewalk.data.tokens.arrow import INT32_LIST, INT64_LIST, STRING, STRING_LIST, write_table
 from ropewalk.data.tokens.chat import token_ids
-from ropewalk.data.tokens.corpus import Corpus, TokenReader
+from ropewalk.data.tokens.corpus import Corpus
 from ropewalk.errors import RopewalkError
 from ropewalk.io.digests import FileDigest, damage, digest
 from ropewalk.io.files import parse_json, remove_left_overs, room_for, write_json, writing
@@ -158,8 +160,8 @@ class RowsWriter:
         """Digest of everything that the files' contents depend on; equal on every machine."""
         # Not the inputs, whose paths may differ: the digest of the tokens covers what was read.
         keys = ["format_version", "settings", "mixing", "validation", "tokenizer", "tokens_digest"]
-        # What the gzip ratios of the tokens drop depends on the zlib that made them.
-        keys += [key for key in ("gzip_ratios",) if key in self.manifest]
+        # What gzip ratios drop depends on the zlib that made them, and synthetic tasks on how they are worded.
+        keys += [key for key in REPORTS if key in self.manifest]
         return digest({key: self.manifest[key] for key in keys})
 
     def commit(self, name: str, written: FileDigest) -> None:
@@ -268,6 +270,7 @@ def write_rows(
     writer: RowsWriter,
     packed: PlannedRows,
     corpus: Corpus,
+    reader: WovenReader,
     validation: NDArray[np.int64],
     work: WorkSettings,
     executor: Executor | None,
@@ -308,14 +311,14 @@ def write_rows(
         worth = -(-waiting * packed.settings.context // PROCESS_TOKENS)
         executor = Processes(min(processes(work.workers), worth or 1))
     # Absolute, because a task may have another working directory.
-    shared = (replace(writer, folder=folder.absolute()), corpus.reader)
+    shared = (replace(writer, folder=folder.absolute()), reader)
     for _, part in run_tasks(executor, _write_rows, shared, missing(), is_there, folder):
         count(part.num_rows)
     writer.finish()
     return open_rows(folder)
 
 
-def _write_rows(shared: tuple[RowsWriter, TokenReader], part: tuple[str, PlannedRows]) -> None:
+def _write_rows(shared: tuple[RowsWriter, WovenReader], part: tuple[str, PlannedRows]) -> None:
     """Write one file of rows; a task."""
     (writer, corpus), (name, packed) = shared, part
     try:
@@ -334,7 +337,7 @@ def _held_out(corpus: Corpus, validation: NDArray[np.int64]) -> Iterator[dict[st
         }
 
 
-def _batches(packed: PlannedRows, corpus: TokenReader) -> Iterator[dict[str, list[Any]]]:
+def _batches(packed: PlannedRows, corpus: WovenReader) -> Iterator[dict[str, list[Any]]]:
     # Batches bound memory only; a row does not depend on its batch.
     step = max(1, BATCH_TOKENS // packed.settings.context)
     for first in range(0, packed.num_rows, step):

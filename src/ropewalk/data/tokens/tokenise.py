@@ -226,6 +226,11 @@ class Encoder:
 
         return [encoded(text) for text in texts]
 
+    @property
+    def backend(self) -> Tokenizer:
+        """The tokenizer's backend, read once in a process."""
+        return _backend(self.state)
+
     def decode(self, ids: NDArray[np.int32]) -> str:
         """The text of token ids, without special tokens.
 
