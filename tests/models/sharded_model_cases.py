@@ -6,7 +6,8 @@ import torch.nn.functional as F
 import transformers
 
 from ropewalk.models.load import AS_IT_IS, attach
-from ropewalk.models.sharding import load_sharded
+from ropewalk.models.sharding import gathered_state, load_sharded
+from ropewalk.models.softmax_scale import scaled_softmax
 from ropewalk.parallel import MeshShape, ShardedLayouts, joined, make_mesh
 from ropewalk.rope import LongRope, RotaryEmbedding
 
@@ -94,3 +95,12 @@ def head_on_shards(folder):
     with joined("cpu") as world:
         model = load_sharded(folder, make_mesh(MeshShape(shard=2), "cpu"), world)
         return model.model.lm_head.weight.full_tensor().detach(), model.model.config.tie_word_embeddings
+
+
+def folded_on_shards(folder, scale):
+    """The weights of a sharded model with a softmax scale, and after it was taken back."""
+    with joined("cpu") as world:
+        model = load_sharded(folder, make_mesh(MeshShape(shard=2), "cpu"), world, AS_IT_IS, torch.float64)
+        with scaled_softmax(model.model, scale):
+            inside = gathered_state(model.model, world)
+        return inside, gathered_state(model.model, world)

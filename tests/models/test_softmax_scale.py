@@ -8,6 +8,7 @@ from ropewalk.models.compute.float64 import KeepFloat64
 from ropewalk.models.config.write import STAND_STILL
 from ropewalk.models.softmax_scale import fold_softmax_scale
 from tests.models.every_family import tiny_config, tiny_model
+from tests.models.sharded_model_cases import folded_on_shards
 
 SCALE = 1.3
 WITH_NORMS = {"stablelm": {"qk_layernorm": True}, "cohere": {"use_qk_norm": True}}
@@ -48,6 +49,22 @@ def test_a_folded_scale_is_the_scale_of_the_softmax(family, own):
         fold_softmax_scale(model, SCALE)
         assert (model(ids).logits - expected).abs().max() < 1e-12
     assert (before - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["phi3", "qwen3"])
+def test_shards_are_folded_as_the_whole_model(two_ranks, tmp_path, family):
+    """Phi-3's queries are a part of a matrix, whose shards may be cut anywhere."""
+    model = tiny_model(family, torch.float64)
+    if family == "phi3":
+        # Its class has a longer original length than the tiny model's context.
+        model.config.original_max_position_embeddings = model.config.max_position_embeddings
+    model.save_pretrained(tmp_path)
+    inside, after = two_ranks.run(folded_on_shards, tmp_path, SCALE)[0]
+    before = model.state_dict()
+    assert all(torch.equal(weight, before[name]) for name, weight in after.items())
+    fold_softmax_scale(model, SCALE)
+    folded = model.state_dict()
+    assert all(torch.equal(weight, folded[name]) for name, weight in inside.items())
 
 
 def test_an_attention_that_makes_its_queries_otherwise_is_refused():

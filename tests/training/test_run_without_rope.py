@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from ropewalk import RopewalkError
@@ -93,3 +94,54 @@ def test_a_stage_may_drop_the_rope_of_one_layer(without_rope, tmp_path):
     # The layer that rotates still limits the context, so only what was trained is stated.
     assert config.max_position_embeddings == 32
     extend(recipe_of(values), resume=True)
+
+
+def test_norms_of_queries_and_keys_are_trained_and_sharded(without_rope, two_ranks, tmp_path):
+    rope = {
+        "method": "none",
+        "qk_norm": True,
+        "softmax_scale": {"lengths": [64], "scales": [4.0], "documents": 2},
+    }
+    values = with_stage(without_rope, rope=rope, steps=2)
+    values = {**values, "evaluation": {"suites": []}}
+    alone = extend(recipe_of(values))
+    weights = load_file(Path(values["output"]) / "model" / "model.safetensors")
+    scale = alone["softmax_scale"]["scale"]
+    norms = {name: weight for name, weight in weights.items() if "q_norm" in name or "k_norm" in name}
+    assert len(norms) == 4
+    # A step of AdamW is at most the learning rate and a share of decay.
+    assert all(
+        (weight / (scale if "q_norm" in name else 1) - 1).abs().max() < 0.1 for name, weight in norms.items()
+    )
+    assert any(float((weight - weight[0]).abs().max()) > 0 for weight in norms.values())
+    together = {**with_stage(values, parallel={"shard": 2}), "output": str(tmp_path / "together")}
+    two_ranks.run(extended, together)
+    sharded = load_file(tmp_path / "together" / "model" / "model.safetensors")
+    assert all(
+        torch.allclose(sharded[name], weight, rtol=1e-4, atol=1e-5) for name, weight in weights.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"adapter": {"rank": 2}}, "qk_norm is not possible with an adapter"),
+        ({"first": "default"}, r"stages\.1\.rope\.qk_norm adds norms that earlier stages do not train"),
+        ({"layers": [0]}, r"qk_norm is not possible with layers \[0\]"),
+    ],
+)
+def test_norms_that_would_not_be_trained_are_refused(without_rope, changed, sentence):
+    rope = {"method": "none", "qk_norm": True, **{k: v for k, v in changed.items() if k == "layers"}}
+    stage = {**without_rope["stages"][0], "rope": rope}
+    first = [{**stage, "rope": changed["first"]}] if "first" in changed else []
+    values = {**without_rope, "stages": [*first, stage], "adapter": changed.get("adapter")}
+    with pytest.raises(RopewalkError, match=sentence):
+        extend(recipe_of(values))
+
+
+def test_short_rows_with_rope_and_long_rows_without_are_refused(without_rope):
+    values = with_stage(without_rope, context=64, short_rows=0.5, steps=4)
+    with pytest.raises(
+        RopewalkError, match="short rows with the checkpoint's RoPE, which a stage with rope none drops"
+    ):
+        extend(recipe_of(values))

@@ -37,7 +37,7 @@ from ropewalk.models.encoders import set_encoders_aside
 from ropewalk.models.rope.generation import generating as generating
 from ropewalk.models.rope.generation import keep_one_choice
 from ropewalk.models.rope.rotary import rotary_module, rotary_modules, swap_rotary, teach_transformers
-from ropewalk.rope import RopeMethod
+from ropewalk.rope import NoRope, RopeMethod
 
 log = logging.getLogger("ropewalk")
 
@@ -135,7 +135,10 @@ def load_model(
             f"{config.source.model_type} does not accept external attention functions, so it cannot run on packed rows"
         ) from error
     # transformers initialises missing weights at random, and drops unknown ones, with no more than a warning.
-    refuse_other_weights(path_or_id, config.source, model, loading, alone=loads_decoder_alone(config.source))
+    alone = loads_decoder_alone(config.source)
+    refuse_other_weights(
+        path_or_id, config.source, model, loading, alone, added=_start_norms(setup, model, loading)
+    )
     if holds_own_head(model):
         log.warning(
             "config.json of %s says tie_word_embeddings: true, but its output head differs from its embedding; the "
@@ -153,6 +156,17 @@ def load_model(
         model.to(device)
     attach(model, setup.engine, setup.exact_rope, methods)
     return model.eval()
+
+
+def _start_norms(setup: ModelSetup, model: Any, loading: Mapping[str, Any]) -> tuple[str, ...]:
+    """Set the norms that a checkpoint lacks to 1 if the setup adds them; the endings of their names."""
+    if not isinstance(setup.rope, NoRope) or not setup.rope.qk_norm:
+        return ()
+    added = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+    for name in loading.get("missing_keys") or ():
+        if name.endswith(added):
+            torch.nn.init.ones_(model.get_parameter(name))
+    return added
 
 
 def _lacks_key(path_or_id: str | os.PathLike[str], config: ModelConfig, error: KeyError) -> RopewalkError:

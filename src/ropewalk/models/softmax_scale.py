@@ -88,8 +88,9 @@ def _factors(parameter: Tensor, rows: int, scale: float) -> Tensor | float:
     """The factor of each row of a parameter, arranged over ranks as the parameter is."""
     if rows == len(parameter):
         return scale
-    factors = torch.ones(len(parameter), *[1] * (parameter.dim() - 1), dtype=parameter.dtype)
+    factors = torch.ones(parameter.shape, dtype=parameter.dtype, device=parameter.device)
     factors[:rows] = scale
+    # With None torch sends nothing, since every rank has all factors.
     if isinstance(parameter, DTensor):
-        return distribute_tensor(factors.to(parameter.device), parameter.device_mesh, parameter.placements)
-    return factors.to(parameter.device)
+        return distribute_tensor(factors, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return factors

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from ropewalk.errors import RopewalkError
 from ropewalk.models.checkpoint.save import save_model
+from ropewalk.models.compute.float64 import KeepFloat64
 from ropewalk.models.config.read import read_config
 from ropewalk.models.config.write import STAND_STILL
 from ropewalk.models.load import ModelSetup, load_model
@@ -122,6 +123,58 @@ def test_named_layers_lose_their_rope_as_smollm3_with_the_same_weights(tmp_path,
     again = load_model(tmp_path / "without", setup, torch.float64)
     with torch.no_grad():
         assert torch.equal(again(IDS).logits, trained(IDS).logits)
+
+
+def normed_heads(model):
+    """The same model with an RMSNorm of weight 1 on the queries and keys of each head, by hand."""
+    eps, width = model.config.rms_norm_eps, model.model.layers[0].self_attn.head_dim
+
+    def normed(module, args, output):
+        heads = output.unflatten(-1, (-1, width))
+        return (heads * torch.rsqrt(heads.pow(2).mean(-1, keepdim=True) + eps)).flatten(-2)
+
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.register_forward_hook(normed)
+        layer.self_attn.k_proj.register_forward_hook(normed)
+    return model
+
+
+@pytest.mark.parametrize(("family", "own"), [("llama", {}), ("mistral", {"sliding_window": None})])
+def test_norms_of_queries_and_keys_make_it_a_qwen3(tmp_path, family, own):
+    config = plain_llama(tmp_path / "with", family=family, **own).kept
+    method = NoRope(config.rotary_dim, config.rope_theta, LENGTH, qk_norm=True)
+    trained = load_model(tmp_path / "with", ModelSetup(method, LENGTH), torch.float64)
+    save_model(trained, tmp_path / "without")
+    exported = plain(tmp_path / "without", family)
+    assert exported.config.model_type == "qwen3"
+    # Norms and the softmax stay in float64, as by hand.
+    with torch.no_grad(), KeepFloat64():
+        found = exported(IDS).logits
+        expected = normed_heads(without_rotation(plain(tmp_path / "with", family)))(IDS).logits
+        assert (trained(IDS).logits - found).abs().max() < 1e-12
+        assert (expected - found).abs().max() < 1e-12
+        assert (without_rotation(plain(tmp_path / "with", family))(IDS).logits - found).abs().max() > 1e-3
+    # Trained norms are kept by a later load.
+    for layer in exported.model.layers:
+        torch.nn.init.constant_(layer.self_attn.q_norm.weight, 3.0)
+    exported.save_pretrained(tmp_path / "trained")
+    again = load_model(tmp_path / "trained", ModelSetup(method, LENGTH), torch.float64)
+    assert (again.model.layers[0].self_attn.q_norm.weight == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "sentence"),
+    [
+        ("llama", {"attention_bias": True}, "and its layers have biases; leave out qk_norm"),
+        ("qwen2", {}, "and its layers are not those of qwen3 without these norms; leave out qk_norm"),
+        ("olmo2", {}, "and its layers are not those of qwen3 without these norms; leave out qk_norm"),
+        ("mistral", {"sliding_window": 7}, "and its layers have a window of 7 tokens; leave out qk_norm"),
+    ],
+)
+def test_norms_that_no_config_can_state_are_refused(tmp_path, family, own, sentence):
+    plain_llama(tmp_path, family=family, **own)
+    with pytest.raises(RopewalkError, match=sentence):
+        load_model(tmp_path, ModelSetup(NoRope(8, 1e4, LENGTH, qk_norm=True), LENGTH))
 
 
 @pytest.mark.parametrize(

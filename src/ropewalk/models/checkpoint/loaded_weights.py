@@ -25,6 +25,7 @@ def refuse_other_weights(
     loading: Mapping[str, Any],
     alone: bool = False,
     layers: int | None = None,
+    added: tuple[str, ...] = (),
 ) -> None:
     """Raise unless a checkpoint and the model loaded from it have the same weights.
 
@@ -39,6 +40,7 @@ def refuse_other_weights(
         loading: what transformers returned with it for ``output_loading_info``.
         alone: whether the model is the language model alone of a checkpoint that has encoders too.
         layers: number of the checkpoint's first layers that the model has; None for all.
+        added: endings of the names of weights that the model has beyond the checkpoint's.
 
     Raises:
         RopewalkError: naming the weights.
@@ -49,6 +51,7 @@ def refuse_other_weights(
     for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has the wrong shape for")):
         # A mismatched key is listed with its two shapes.
         keys = sorted(key[0] if isinstance(key, tuple) else str(key) for key in loading.get(kind) or ())
+        keys = [key for key in keys if kind != "missing_keys" or not key.endswith(added)]
         if keys:
             others = len(keys) - 1
             more = f" and {others} other {'weight' if others == 1 else 'weights'}" if others else ""

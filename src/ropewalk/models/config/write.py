@@ -26,6 +26,8 @@ STAND_STILL = (
 """Model types that transformers runs without any rotation from a longrope config whose factors are NO_ROTATION."""
 NAMES_LAYERS = "smollm3"
 """The model type whose config lists the layers without RoPE."""
+NORMS_HEADS = "qwen3"
+"""The model type with an RMSNorm on the queries and keys of each head, and otherwise the layers of a Llama."""
 AS_SMOLLM3 = {
     "llama": "",
     "mistral": "",
@@ -55,6 +57,8 @@ def with_rope(
     length = max_position_embeddings or config.max_position_embeddings
     if isinstance(method, NoRope) and method.kept is not None:
         config, method = _without_rope_in(config, method.layers or ()), method.kept
+    if isinstance(method, NoRope) and method.qk_norm:
+        config = _with_norms(config)
     method = _without_rotation(config, method, length)
     others = {kind: _without_rotation(config, other, length) for kind, other in (others or {}).items()}
     bases = config.values.get(BASES_OF_LAYERS) or ()
@@ -160,6 +164,40 @@ def _without_rope_in(config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
         "layer_types": [FULL] * count,
     }
     made = SmolLM3Config.from_dict({**kept, **listed, **other, "use_sliding_window": False})
+    made.dtype = config.source.dtype
+    return replace(ModelConfig.of(made), model=config.model)
+
+
+def _with_norms(config: ModelConfig) -> ModelConfig:
+    """The config of the same model with an RMSNorm on the queries and keys of each head: as Qwen3, which has them.
+
+    Raises:
+        RopewalkError: if Qwen3's code would compute another model from these weights.
+    """
+    values, kind = config.decoder_values, config.model_type
+    if kind == NORMS_HEADS:
+        return config
+    why = (
+        ""
+        if kind in ("llama", "mistral")
+        else f"its layers are not those of {NORMS_HEADS} without these norms"
+    )
+    if decoder_key(config.source) is not None:
+        why = "it has encoders beside its decoder"
+    elif not why and config.shortest_window is not None:
+        why = f"its layers have a window of {config.shortest_window} tokens"
+    elif not why and (values.get("attention_bias") or values.get("mlp_bias")):
+        why = "its layers have biases"
+    if why:
+        raise RopewalkError(
+            f"qk_norm is not possible for this model of type {kind}: with such norms, transformers has only a Llama or "
+            f"Mistral without biases and windows (as {NORMS_HEADS}), and {why}; leave out qk_norm"
+        )
+    from transformers import Qwen3Config
+
+    other = {"model_type": NORMS_HEADS, "architectures": ["Qwen3ForCausalLM"], "use_sliding_window": False}
+    listed = {"layer_types": [FULL] * len(config.layers), "head_dim": config.head_dim}
+    made = Qwen3Config.from_dict({**values, **other, **listed})
     made.dtype = config.source.dtype
     return replace(ModelConfig.of(made), model=config.model)
 

@@ -28,6 +28,7 @@ class NoRope(RopeMethod):
             that no program finds two lengths to choose between.
         layers: numbers of the layers that do not rotate, from 0, in order; None for all layers.
         kept: method of the other layers; None if there are none.
+        qk_norm: whether the model gets an RMSNorm on the queries and keys of each head.
 
     Source: Gelberg et al., "Extending the Context of Pretrained LLMs by Dropping Their Positional Embeddings" (DroPE),
     arXiv:2512.12167.
@@ -36,10 +37,13 @@ class NoRope(RopeMethod):
     original_max_position_embeddings: int
     layers: tuple[int, ...] | None = None
     kept: RopeMethod | None = None
+    qk_norm: bool = False
 
     name: ClassVar[str] = "none"
     parameters: ClassVar[Mapping[str, str]] = {
-        "layers": "list of the layers that lose their RoPE, counted from 0, if others keep it; default: all layers"
+        "layers": "list of the layers that lose their RoPE, counted from 0, if others keep it; default: all layers",
+        "qk_norm": "add an RMSNorm on the queries and keys of each head, which starts with weights of 1; the result is "
+        "a Qwen3 model; default: false",
     }
     config_keys: ClassVar[tuple[str, ...] | None] = None
 
@@ -48,6 +52,11 @@ class NoRope(RopeMethod):
         check_original_length(self.original_max_position_embeddings)
         if self.layers is None:
             return
+        if self.qk_norm:
+            raise RopewalkError(
+                f"qk_norm is not possible with layers {list(self.layers)}: no model type of transformers has norms of "
+                "queries and keys and a list of layers without RoPE; leave out one of the two"
+            )
         numbers = self.layers
         if not numbers or any(type(number) is not int or number < 0 for number in numbers):
             raise RopewalkError(f"layers must be a list of layers, counted from 0, got {list(numbers)}")
@@ -95,10 +104,14 @@ class NoRope(RopeMethod):
     @classmethod
     def for_target(cls, current: RopeMethod, wanted: TargetContext) -> RopeMethod:
         """The checkpoint's method without its rotation, in all layers or in some more of them."""
-        layers = wanted.given.get("layers")
+        layers, qk_norm = wanted.given.get("layers"), wanted.given.get("qk_norm", False)
         if layers is None:
-            return cls(current.rotary_dim, current.rope_theta, wanted.target_length)
+            # Norms of an earlier stage stay.
+            normed = qk_norm or (isinstance(current, NoRope) and current.qk_norm)
+            return cls(current.rotary_dim, current.rope_theta, wanted.target_length, qk_norm=normed)
         kept, before = (current.kept, current.layers or ()) if isinstance(current, NoRope) else (current, ())
         if kept is None:
             raise RopewalkError(f"layers {list(layers)} cannot lose their RoPE, because no layer has any")
-        return cls(current.rotary_dim, current.rope_theta, wanted.target_length, (*before, *layers), kept)
+        return cls(
+            current.rotary_dim, current.rope_theta, wanted.target_length, (*before, *layers), kept, qk_norm
+        )

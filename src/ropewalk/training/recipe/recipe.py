@@ -292,6 +292,23 @@ class Recipe(Settings):
             )
 
     @model_validator(mode="after")
+    def _norms_begin_with_the_run(self) -> Recipe:
+        for number, stage in enumerate(self.stages):
+            if not stage.rope.parameter("qk_norm"):
+                continue
+            if self.adapter is not None:
+                raise ValueError(
+                    f"stages.{number}.rope.qk_norm is not possible with an adapter, which would not train the norms; "
+                    "leave out one of the two"
+                )
+            if not self.stages[0].rope.parameter("qk_norm"):
+                raise ValueError(
+                    f"stages.{number}.rope.qk_norm adds norms that earlier stages do not train; set it in the first "
+                    "stage"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _scale_belongs_to_the_result(self) -> Recipe:
         for number, stage in enumerate(self.stages):
             if stage.rope.softmax_scale is None:

@@ -195,7 +195,7 @@ class Rope(_Parameters):
         return {
             key: value
             for key, value in stated.items()
-            if key not in ("parameters", CRITICAL_PAIR, "layers", "softmax_scale", *LAYER_TYPES)
+            if key not in ("parameters", CRITICAL_PAIR, "layers", "qk_norm", "softmax_scale", *LAYER_TYPES)
             or value is not None
         }
 

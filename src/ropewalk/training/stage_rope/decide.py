@@ -83,6 +83,11 @@ def _with_short_rows(method: RopeMethod, number: int, stage: Stage, before: Befo
     """The method, joined with the checkpoint's RoPE if the stage trains short rows with it."""
     if stage.short_rows is None:
         return method
+    if isinstance(method, NoRope):
+        raise RopewalkError(
+            f"{_short_rows(number)} trains short rows with the checkpoint's RoPE, which a stage with rope none drops; "
+            "leave out one of the two"
+        )
     joined = two_ropes(method, stage.context, before.checkpoint, _short_rows(number))
     if stage.rope.limiting.search is None:
         refuse_equal(joined, _short_rows(number))
