@@ -101,3 +101,17 @@ def test_rows_with_methods_of_their_own_take_their_own_lengths() -> None:
         assert torch.equal(rows(X, positions)[0][2], cos[0])
     with pytest.raises(RopewalkError, match="3 methods for a batch of 2 rows"), rows.pinned_rows([T, T]):
         pass
+
+
+def test_a_method_may_have_an_attention_factor_for_each_length() -> None:
+    """As a method of another package may; LongRoPE has one."""
+
+    class Louder(DynamicNtk):
+        def frequencies(self, sequence_length=None):
+            found = super().frequencies(sequence_length)
+            return found._replace(attention_factor=float(sequence_length or 1))
+
+    rotary, positions = RotaryEmbedding(Louder(DIM, 10000.0, 4.0, T)).eval(), torch.zeros(2, 1)
+    with rotary.pinned_rows([T, 2 * T]):
+        cos, _ = rotary(X, positions)
+    assert cos[:, 0, 0].tolist() == [T, 2 * T]

@@ -194,9 +194,10 @@ def test_two_ranks_train_as_one(two_ranks, trained, tmp_path, mesh):
         assert own[2] == pytest.approx(others[2], rel=1e-5)
 
 
-def test_an_adapter_with_checkpointed_layers_trains_both(recipe_values):
+def test_an_adapter_with_checkpointed_layers_trains_both_on_interleaved_rows(recipe_values):
     values = with_short_rows(recipe_values, LONGROPE, gradient_checkpointing=True, pattern="anchor")
     values["adapter"] = {"rank": 2}
+    values["data"] = {**values["data"], "interleave": {"min_length": 8, "max_length": 64}}
     plain = with_stage({**values, "output": f"{values['output']}-plain"}, gradient_checkpointing=False)
     for each in (values, plain):
         extend(recipe_of(each))
@@ -205,6 +206,7 @@ def test_an_adapter_with_checkpointed_layers_trains_both(recipe_values):
     ]
     config = json.loads((Path(values["output"]) / "model" / "config.json").read_text())
     assert config["rope_parameters"]["long_factor"] == FACTORS
+    assert all(row.layout.is_interleaved for row in one_of_each(values["output"]))
 
 
 def test_rows_that_were_packed_before_train_alike(trained, tmp_path):

@@ -189,8 +189,12 @@ class RotaryEmbedding(nn.Module):
             rows = [self._cached(method, layer_type, length, device) for length in lengths]
             if len(set(lengths)) == 1:
                 return rows[0]
-            factors = torch.tensor([factor for _, factor in rows], dtype=torch.float64, device=device)
-            return torch.stack([inv_freq for inv_freq, _ in rows])[:, None], factors[:, None, None]
+            of_rows = torch.stack([inv_freq for inv_freq, _ in rows])[:, None]
+            factors = [factor for _, factor in rows]
+            # LongRoPE has one, and a tensor of them would make the host wait for the device.
+            if len(set(factors)) == 1:
+                return of_rows, factors[0]
+            return of_rows, torch.tensor(factors, dtype=torch.float64, device=device)[:, None, None]
         # Only this line makes the host wait for the device.
         length = self.total_length or int(position_ids.max()) + 1
         return self._cached(method, layer_type, method.length_class(length), device)
