@@ -470,8 +470,9 @@ class MixtureSettings(Settings):
         wants_long = self.drops or self.synthetic_share is not None
         if upsampled != (self.long_from is not None) and not (wants_long and self.long_from is not None):
             raise ValueError(
-                "long_from needs long_factor or long_share, and each of these needs long_from; got long_from "
-                f"{self.long_from}, long_factor {self.long_factor} and long_share {self.long_share}"
+                "long_factor and long_share need long_from, and long_from needs one of these, drop_gzip_low, "
+                f"drop_gzip_high or synthetic_share; got long_from {self.long_from}, long_factor {self.long_factor} "
+                f"and long_share {self.long_share}"
             )
         if self.long_from is not None and self.length_shares is not None:
             raise ValueError(
@@ -501,7 +502,7 @@ class MixtureSettings(Settings):
                 )
         if self.per == "corpus" and not upsampled and self.length_shares is None:
             raise ValueError(
-                "per corpus needs long_from or length_shares; add one of them or choose per source"
+                "per corpus needs long_factor, long_share or length_shares; add one of them or choose per source"
             )
         return self
 

@@ -233,8 +233,11 @@ def test_chats_have_no_ratio(tmp_path, tokenizer):
         ({"drop_gzip_low": 0.6, "drop_gzip_high": 0.4, "long_from": 8}, "must leave some documents"),
         ({"drop_gzip_high": 1.0, "long_from": 8}, "less than 1"),
         ({"drop_gzip_high": 0.1, "long_from": 8, "length_shares": [(0, 1), (4, 1)]}, "not both"),
-        ({"drop_gzip_high": 0.1, "long_from": 8, "per": "corpus"}, "per corpus needs long_from"),
-        ({"long_from": 8}, "long_from needs long_factor or long_share"),
+        (
+            {"drop_gzip_high": 0.1, "long_from": 8, "per": "corpus"},
+            "per corpus needs long_factor, long_share or length_shares",
+        ),
+        ({"long_from": 8}, "long_from needs one of these"),
     ],
 )
 def test_settings_that_drop_nothing_are_refused(values, said):
