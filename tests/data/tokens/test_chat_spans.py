@@ -14,6 +14,7 @@ from pyarrow import parquet
 from ropewalk.attention.layout import IGNORED
 from ropewalk.data import open_rows
 from ropewalk.data.read.embedded import EMBEDDED
+from ropewalk.data.read.readers import read_documents
 from ropewalk.data.rows.pack import pack_rows
 from ropewalk.data.run import preview, stats
 from ropewalk.data.settings import PackConfig, PackingSettings, PreviewConfig, SourceSpec, StatsConfig
@@ -186,12 +187,13 @@ def test_other_spans_are_refused_with_their_line(folder, spans, said):
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_a_field_of_spans_is_not_ignored_in_silence(folder, suffix):
     parquet.write_table(pyarrow.Table.from_pylist(RECORDS), folder / "spans.parquet")
-    with pytest.raises(RopewalkError, match="set loss_spans_field"):
+    with pytest.raises(RopewalkError, match=rf"spans.{suffix}:(row 0|1): .*set loss_spans_field"):
         pack_rows(config(folder, f"spans.{suffix}", {}), folder / "rows")
+    assert not (folder / "rows").exists()
     with pytest.raises(RopewalkError, match=r"no record of .* has a list of spans in the field 'spams'"):
         pack_rows(
             config(folder, f"spans.{suffix}", {"loss_spans_field": "spams"}),
-            folder / "rows",
+            folder / "other",
         )
 
 
@@ -207,6 +209,13 @@ def test_policies_that_cut_documents_with_spans_are_refused(folder, policies, sa
     with pytest.raises(RopewalkError, match=f"{said} would cut documents with spans of loss"):
         pack_rows(config(folder, **policies), folder / "rows")
     assert not (folder / "rows").exists()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_readers_that_do_not_train_take_the_texts(folder, suffix):
+    parquet.write_table(pyarrow.Table.from_pylist(RECORDS), folder / "spans.parquet")
+    texts = [each.text for each in read_documents([SourceSpec(path=str(folder / f"spans.{suffix}"))])]
+    assert texts[:3] == [each["text"] for each in RECORDS]
 
 
 def test_train_around_spans_needs_spans():

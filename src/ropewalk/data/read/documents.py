@@ -21,6 +21,7 @@ class Document:
         chat: whether the text is a conversation, as a JSON object with ``messages`` and ``tools``.
         spans: start and stop in characters of each part of the text that counts in the loss, ascending; None if all of
             it does.
+        unread_spans: whether the record has spans of loss although no field is set for them.
         dropped_nulls: number of null tool arguments, defaults and constants of the conversation that were left out,
             because a table does not tell them from absent ones.
     """
@@ -30,6 +31,7 @@ class Document:
     origin: str
     chat: bool = False
     spans: tuple[tuple[int, int], ...] | None = None
+    unread_spans: bool = False
     dropped_nulls: int = 0
 
 

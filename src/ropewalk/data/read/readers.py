@@ -15,6 +15,7 @@ from ropewalk.data.read.input_splits import (
     read_input_split,
     source_splits,
 )
+from ropewalk.data.read.records import LOSS_SPANS
 from ropewalk.data.settings import SourceSpec
 from ropewalk.errors import RopewalkError
 
@@ -105,6 +106,24 @@ def documents_in(
                 counts.dropped_nulls += document.dropped_nulls
                 counts.span_documents += document.spans is not None
             yield document
+
+
+def training_documents(
+    split: InputSplit, counts: ReadingCounts, read: Reader = read_input_split
+) -> Iterator[Document | TokenisedDocument]:
+    """As :func:`documents_in`, for documents whose loss counts.
+
+    Raises:
+        RopewalkError: also for a record with spans of loss that no setting names.
+    """
+    for document in documents_in(split, counts, read):
+        if isinstance(document, Document) and document.unread_spans:
+            raise RopewalkError(
+                f"{document.origin}: there is a field {LOSS_SPANS}; set loss_spans_field (--loss-spans-field) to "
+                f"{LOSS_SPANS} to train on these spans of the text alone, and train_around_spans "
+                "(--train-around-spans) to train on all of it"
+            )
+        yield document
 
 
 def refuse_token_ids(spec: SourceSpec, document: Document | TokenisedDocument) -> Document:

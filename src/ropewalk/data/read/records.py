@@ -29,7 +29,7 @@ from ropewalk.errors import RopewalkError
 from ropewalk.io.files import json_fault, parse_json
 
 LOSS_SPANS = "loss_spans"
-"""Usual name of the field that holds spans of loss; where it is not set, a record with it is refused."""
+"""Usual name of the field that holds spans of loss; where it is not set, training refuses a record with it."""
 
 _MISSING = object()
 _ROLE = re.compile("[a-z][a-z_]{0,31}")
@@ -105,7 +105,9 @@ def record_documents(
         raise too_long(origin)
     check_characters(text, origin)
     source = spec.name or _source(record, spec, origin) or stem
-    return (Document(text, source, origin, spans=_loss_spans(record, spec, len(text), origin)),)
+    spans = _loss_spans(record, spec, len(text), origin)
+    unread = spec.loss_spans_field is None and record.get(LOSS_SPANS) is not None
+    return (Document(text, source, origin, spans=spans, unread_spans=unread),)
 
 
 def _loss_spans(
@@ -114,11 +116,9 @@ def _loss_spans(
     """The spans of a text that count in the loss; None if all of it does.
 
     Raises:
-        RopewalkError: if they are not an ascending list of ranges within the text, or no field is set for them.
+        RopewalkError: if they are not an ascending list of ranges within the text.
     """
     if spec.loss_spans_field is None:
-        if LOSS_SPANS in record:
-            raise _unread_spans(origin)
         return None
     field = spec.loss_spans_field
     spans = _field(record, field)
@@ -143,13 +143,6 @@ def _loss_spans(
             )
         before = span[1]
     return None if spec.train_around_spans else tuple((start, end) for start, end in spans)
-
-
-def _unread_spans(origin: str | Path) -> RopewalkError:
-    return RopewalkError(
-        f"{origin}: there is a field {LOSS_SPANS}; set loss_spans_field (--loss-spans-field) to {LOSS_SPANS} to train "
-        "on these spans of the text alone, and train_around_spans (--train-around-spans) to train on all of it"
-    )
 
 
 def _conversation(record: Mapping[str, Any], field: str, origin: str, padded: bool) -> str:
@@ -538,7 +531,8 @@ def _columns(path: Path, spec: SourceSpec, names: list[str]) -> list[str]:
     if text and spec.loss_spans_field:
         wanted.add(_column(spec.loss_spans_field, names) or "")
     elif text and LOSS_SPANS in names:
-        raise _unread_spans(path)
+        # Only to say that there are spans.
+        wanted.add(LOSS_SPANS)
     return sorted(wanted - {""})
 
 

@@ -20,6 +20,7 @@ from ropewalk.data.mixture.synthetic import synthetic_report
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import InputSplit, plan_input_splits
+from ropewalk.data.read.readers import ReadingCounts, training_documents
 from ropewalk.data.rows.assemble import PlannedRows, pack_documents, refuse_no_rows
 from ropewalk.data.rows.manifest import LIBRARIES, description, length_states
 from ropewalk.data.rows.packed_rows import (
@@ -198,6 +199,7 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
     if (samples and config.mixture.drops) or config.mixture.synthetic_share is not None:
         # For its error alone too.
         Encoder.of(tokenizer).decode(np.zeros(0, np.int32))
+    _read_first_documents(splits)
     depends = {
         "format_version": FORMAT_VERSION,
         "inputs": inputs_identity(config.sources),
@@ -221,6 +223,14 @@ def _job(config: PackConfig, tokenizer: Any, *folders: Path) -> _Job:
     # Round-trip through JSON so that later comparisons with the file see lists instead of tuples.
     depends = {"digest": digest(depends)[:32], **json.loads(json.dumps(depends))}
     return _Job(config, tokenizer, splits, depends)
+
+
+def _read_first_documents(splits: Sequence[InputSplit]) -> None:
+    """Read the first document of each source, for its errors alone; a dataset on the Hub would have to be opened."""
+    seen: set[SourceSpec] = set()
+    for split in splits:
+        if split.files and split.spec not in seen and any(training_documents(split, ReadingCounts())):
+            seen.add(split.spec)
 
 
 def _spec(source: SourceSpec) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from ropewalk.data.read.input_splits import NO_DOCUMENTS, InputSplit, changed, r
 from ropewalk.data.read.readers import (
     Reader,
     ReadingCounts,
-    documents_in,
     no_documents,
     refuse_unused_spans,
+    training_documents,
 )
 from ropewalk.data.settings import SourceSpec, WorkSettings, processes
 from ropewalk.data.tokens.arrow import checked_index
@@ -339,7 +339,7 @@ def _write_split(job: tuple[Encoder, Reader, bool], item: tuple[Path, InputSplit
     if path.exists():
         return
     with writing_shard(path, zlib.ZLIB_RUNTIME_VERSION if measured else None) as shard:
-        for document, ids in encoder.encode_documents(documents_in(split, shard.reading, read)):
+        for document, ids in encoder.encode_documents(training_documents(split, shard.reading, read)):
             ratio = _ratio(document, encoder) if measured else math.nan
             if isinstance(document, Document):
                 shard.add(ids, document.source, text_hash(document.text), len(document.text), ratio)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ropewalk.data.read.files import hidden_entries
 from ropewalk.data.read.input_splits import InputSplit, source_splits
-from ropewalk.data.read.readers import ReadingCounts, documents_in, no_documents, refuse_unused_spans
+from ropewalk.data.read.readers import ReadingCounts, no_documents, refuse_unused_spans, training_documents
 from ropewalk.data.settings import SourceSpec
 from ropewalk.data.statistics import DocumentCounts
 from ropewalk.data.tokens.corpus import processes_for
@@ -56,4 +56,4 @@ def count_splits(
 def _count_split(encoder: Encoder, item: tuple[int, InputSplit]) -> tuple[DocumentCounts, ReadingCounts]:
     """Count one split; a task."""
     reading = ReadingCounts()
-    return DocumentCounts(encoder.tokenise(documents_in(item[1], reading))), reading
+    return DocumentCounts(encoder.tokenise(training_documents(item[1], reading))), reading
