@@ -71,3 +71,25 @@ def test_the_losses_of_a_scale_are_those_of_the_scaled_model_at_each_length(with
                 )
             sums, count = sums + float(each), count + int((labels != IGNORED).sum())
         assert loss == pytest.approx(sums / count, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("scale", "without", "sentence"),
+    [
+        (
+            1.2,
+            3.5,
+            "1.2, folded into the weights: mean loss 3.2500 nats per token at 64 tokens, 3.5000 without",
+        ),
+        (
+            1.2,
+            None,
+            "1.2, folded into the weights: mean loss 3.2500 nats per token at 64 tokens, not finite without",
+        ),
+        (1.0, 3.25, "1, because no other is better: mean loss 3.2500 nats per token at 64 tokens"),
+    ],
+)
+def test_the_choice_in_one_sentence(scale, without, sentence):
+    scales = [{"scale": 1.0, "objective": without}, {"scale": 1.2, "objective": 3.25}]
+    found = {"scale": scale, "lengths": [64], "scales": scales}
+    assert softmax_scale.describe_softmax_scale(found) == sentence

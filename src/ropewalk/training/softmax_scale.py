@@ -15,7 +15,7 @@ from ropewalk.evaluation.backends.sharded import row_losses_of
 from ropewalk.models.compute.losses import LossModel
 from ropewalk.models.softmax_scale import scaled_softmax
 from ropewalk.training.checkpoint.sharded import load_weights
-from ropewalk.training.recipe.softmax_scale import SoftmaxScale
+from ropewalk.training.recipe.softmax_scale import UNSCALED, SoftmaxScale
 from ropewalk.training.resolved import AtStage, RopeAt, load_for_run
 from ropewalk.training.stage_rope.search import WantedRows, rows_for_search
 from ropewalk.training.update.step import autocast
@@ -81,13 +81,12 @@ def choose_softmax_scale(
 def describe_softmax_scale(found: dict[str, Any]) -> str:
     """One sentence on a result of :func:`choose_softmax_scale`, without a full stop."""
     objective = {each["scale"]: each["objective"] for each in found["scales"]}
-    lengths = ", ".join(f"{length:,}" for length in found["lengths"])
-    return (
-        f"{found['scale']:g}, folded into the weights: mean loss {objective[found['scale']]:.4f} nats per token at "
-        f"{lengths} tokens, {objective[1.0]:.4f} without"
-        if objective[1.0] is not None
-        else f"{found['scale']:g}, folded into the weights; the loss without it is not finite"
-    )
+    lengths, scale = ", ".join(f"{length:,}" for length in found["lengths"]), found["scale"]
+    loss = f"mean loss {objective[scale]:.4f} nats per token at {lengths} tokens"
+    if scale == UNSCALED:
+        return f"1, because no other is better: {loss}"
+    without = "not finite" if objective[UNSCALED] is None else f"{objective[UNSCALED]:.4f}"
+    return f"{scale:g}, folded into the weights: {loss}, {without} without"
 
 
 def _losses(rows: Sequence[Row], losses_of: RowLosses, lengths: Sequence[int]) -> list[float]:
