@@ -228,6 +228,7 @@ class EvaluateKeywords(TypedDict, total=False):
                 "passkey",
                 "longeval",
                 "needle",
+                "graphwalks",
                 "perplexity",
                 "longppl",
                 "short",
@@ -236,7 +237,16 @@ class EvaluateKeywords(TypedDict, total=False):
             ]
         ]
         | Literal[
-            "ruler", "passkey", "longeval", "needle", "perplexity", "longppl", "short", "longbench", "lm_eval"
+            "ruler",
+            "passkey",
+            "longeval",
+            "needle",
+            "graphwalks",
+            "perplexity",
+            "longppl",
+            "short",
+            "longbench",
+            "lm_eval",
         ]
     )
     suites: (
@@ -247,6 +257,7 @@ class EvaluateKeywords(TypedDict, total=False):
                 "passkey",
                 "longeval",
                 "needle",
+                "graphwalks",
                 "perplexity",
                 "longppl",
                 "short",
@@ -255,7 +266,16 @@ class EvaluateKeywords(TypedDict, total=False):
             ]
         ]
         | Literal[
-            "ruler", "passkey", "longeval", "needle", "perplexity", "longppl", "short", "longbench", "lm_eval"
+            "ruler",
+            "passkey",
+            "longeval",
+            "needle",
+            "graphwalks",
+            "perplexity",
+            "longppl",
+            "short",
+            "longbench",
+            "lm_eval",
         ]
     )
     system_prompt: str | None

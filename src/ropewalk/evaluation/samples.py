@@ -7,7 +7,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ropewalk.errors import RopewalkError
@@ -266,6 +266,60 @@ def fitted_samples(
         shortest = _shortest(lambda length: max(least(drafts_at(length))) + form.max_new_tokens, shortest)
         raise LengthTooShort(form.task, length, shortest)
     return _batches(form, encoder, length, drafts, fewest, tokens)
+
+
+def grouped_samples(
+    form: Form,
+    encoder: PromptEncoder,
+    length: int,
+    count: int,
+    group: int,
+    drafts_at: Callable[[int], Drafts],
+    fewest: int = 0,
+) -> Iterator[Sample]:
+    """Generate samples of which ``group`` at a time share a text, with as many units of it as fit the longest question.
+
+    Args:
+        form, encoder, length, count, fewest: as for :func:`fitted_samples`.
+        group: number of samples about a text; sample i is about text ``i // group``.
+        drafts_at: as for :func:`fitted_samples`. With the same number of units, drafts about a text differ in their
+            question alone.
+
+    Returns:
+        The samples in the order of their index, generated lazily.
+
+    Raises:
+        RopewalkError: as :func:`fitted_samples`.
+    """
+
+    def about(text: int) -> range:
+        return range(group * text, min(group * (text + 1), max(count, 1)))
+
+    def longest_at(length: int) -> Drafts:
+        drafts = drafts_at(length)
+
+        def longest(text: int, units: int) -> Draft:
+            each = [drafts(index, units) for index in about(text)]
+            tokens = _counts(encoder, each) if len(each) > 1 else [0]
+            chosen = each[tokens.index(max(tokens))]
+            return replace(chosen, details={"units": units})
+
+        return longest
+
+    fitted = fitted_samples(form, encoder, length, math.ceil(count / group), longest_at, fewest)
+    drafts = drafts_at(length)
+    # A generator of its own, so that errors are raised by the call itself.
+    return (
+        sample
+        for text in fitted
+        for sample in counted_samples(
+            form,
+            encoder,
+            length,
+            about(text.index),
+            [drafts(index, text.details["units"]) for index in about(text.index)],
+        )
+    )
 
 
 def _shortest(needed: Callable[[int], int], near: int) -> int:
