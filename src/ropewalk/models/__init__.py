@@ -11,5 +11,6 @@ Its files::
     checkpoint                  folders of checkpoints: weights, names, cards, exports
     rope                        the rotary module: ours in its place, its frequencies, its length
     attention                   packed rows in attention of transformers, recurrent layers, the cache
+    softmax_scale               a constant scale of the scores, folded into the weights of the queries
     compute                     losses, tiles, fused pieces, float64, offload, loads of experts
 """

@@ -20,6 +20,7 @@ Its files::
     update         one optimizer step: gradients, AdamW, and what it took
     checkpoint     checkpoints of one process and of several
     final_weights  which checkpoints are exported: last, best, or a mean
+    softmax_scale  the scale of the scores that is best for long texts without RoPE, measured and exported
     export_step    the model as it was after a step
     metrics        one line a step, and experiment trackers
     simulation     the same step on tensors without data: memory, operations, bytes sent

@@ -183,7 +183,7 @@ def openai(answer: str, references: Sequence[str], details: Mapping[str, Any] = 
     """The score as first published, with its two faults, for comparison with older tables.
 
     The first node keeps the text ``Final Answer: [``, so it never counts; and an answer that shares no node with the
-    right one scores 1, even one without a list. Later versions of the data card mend both.
+    right one scores 1, even one without a list. Later versions of the data card correct both.
     """
     line = answer.split("\n")[-1]
     found = re.search(r"Final Answer: ?\[.*\]", line)
