@@ -2,9 +2,11 @@
 
 import re
 
-import networkx
 import pytest
 
+from benchmarks.task_checkers import check
+from benchmarks.task_checkers import graphwalks_answer as answer
+from benchmarks.task_checkers import graphwalks_nodes as solved
 from ropewalk.evaluation.tasks.graphwalks import MOST_NODES, exact, f1, openai
 from tests.evaluation.tasks.task_cases import check_full, samples_of, scores_of
 
@@ -12,26 +14,12 @@ LENGTH = 8000
 TASKS = ("bfs", "parents")
 
 
-def solved(prompt: str) -> set[str]:
-    """What networkx finds for the operation of a prompt, from its text alone."""
-    listed, _, operation = prompt.partition("The graph has these edges:\n")[2].partition("\n\n")
-    graph = networkx.DiGraph(line.split(" -> ") for line in listed.splitlines())
-    if found := re.search(r"Operation: Find the parents of node (\w+)\.$", operation):
-        return set(graph.predecessors(found[1]))
-    node, depth = re.findall(r"Operation: Perform a BFS from node (\w+) with depth (\d)\.$", operation)[0]
-    distances = networkx.single_source_shortest_path_length(graph, node)
-    return {other for other, distance in distances.items() if distance == int(depth)}
-
-
-def answer(nodes: set[str]) -> str:
-    return f"I follow the edges.\nFinal Answer: [{', '.join(nodes)}]\n"
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answer_is_what_another_library_finds(task: str) -> None:
     samples = samples_of("graphwalks", task, LENGTH, 40)
     check_full(samples)
     for sample in samples:
+        check(sample)
         assert set(sample.references) == solved(sample.text)
         assert 1 <= len(sample.references) <= MOST_NODES
         edges = re.findall(r"(\w{8}) -> (\w{8})\n", sample.text)
@@ -54,9 +42,9 @@ def test_questions_share_a_graph_four_at_a_time(task: str) -> None:
 def test_models_score_what_they_know(task: str) -> None:
     def half(prompt: str) -> str:
         # Right for each second node that is asked about.
-        return answer(solved(prompt)) if int(prompt.split("node ")[-1][:8], 16) % 2 else "no idea"
+        return answer(prompt) if int(prompt.split("node ")[-1][:8], 16) % 2 else "no idea"
 
-    assert scores_of("graphwalks", task, LENGTH, 8, lambda prompt: answer(solved(prompt)))[task] == 100
+    assert scores_of("graphwalks", task, LENGTH, 8, answer)[task] == 100
     assert scores_of("graphwalks", task, LENGTH, 8, lambda prompt: "") == {
         task: 0,
         f"{task}.exact": 0,

@@ -1,0 +1,65 @@
+"""Solvers of the suites that are made by seed: each finds the right answer in the prompt's text alone.
+
+Their algorithms are others than the generators'. The tests use them as models that know everything, and
+``benchmarks.task_samples`` checks many samples with them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import networkx  # type: ignore[import-untyped]
+
+from ropewalk.evaluation.samples import Sample
+from ropewalk.evaluation.tasks.registry import METRICS
+
+
+@dataclass(frozen=True)
+class Checker:
+    """What is right in the prompts of a suite.
+
+    Attributes:
+        answer: maps a prompt's whole text to the answer of a perfect model. It raises AssertionError if the text has no
+            right answer, or several.
+        is_needle: whether a text is a whole needle of a sample, for the texts at the sample's ``spans``.
+    """
+
+    answer: Callable[[str], str]
+    is_needle: Callable[[Sample, str], bool] | None = None
+
+
+def check(sample: Sample) -> None:
+    """Raise AssertionError unless a sample has one right answer, which is its reference, whole needles, and is full.
+
+    Prompt and longest answer must take 99 to 100 % of the length.
+    """
+    checker = CHECKERS[sample.suite]
+    said = checker.answer(sample.whole)
+    assert METRICS[sample.metric](said, sample.references, sample.details) == 1, (sample.references, said)
+    assert 0.99 <= sample.fill <= 1, sample.fill
+    if checker.is_needle is not None:
+        needles = [sample.whole[start:end] for start, end in sample.details["spans"]]
+        assert needles
+        assert all(checker.is_needle(sample, needle) for needle in needles), needles
+
+
+def graphwalks_nodes(prompt: str) -> set[str]:
+    """What networkx finds for the operation of a prompt."""
+    listed, _, operation = prompt.partition("The graph has these edges:\n")[2].partition("\n\n")
+    graph = networkx.DiGraph(line.split(" -> ") for line in listed.splitlines())
+    if found := re.search(r"Operation: Find the parents of node (\w+)\.$", operation):
+        return set(graph.predecessors(found[1]))
+    node, depth = re.findall(r"Operation: Perform a BFS from node (\w+) with depth (\d)\.$", operation)[0]
+    distances = networkx.single_source_shortest_path_length(graph, node)
+    return {other for other, distance in distances.items() if distance == int(depth)}
+
+
+def graphwalks_answer(prompt: str) -> str:
+    """The line that names the nodes."""
+    return f"I follow the edges.\nFinal Answer: [{', '.join(graphwalks_nodes(prompt))}]\n"
+
+
+CHECKERS: Mapping[str, Checker] = {"graphwalks": Checker(graphwalks_answer)}
+"""By suite."""
