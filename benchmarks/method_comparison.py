@@ -83,10 +83,14 @@ class Setup:
 
     def stage(self, method: str, length: int) -> dict[str, Any]:
         """The stage of a recipe that extends the model to a length by a method."""
-        context = self.trained if method == DROPE else length
+        context, rope = length, ROPES[method]
+        if method == DROPE:
+            # Its softmax scale is measured at all lengths that it serves.
+            scales = {"lengths": [times * self.trained for times in MULTIPLES]}
+            context, rope = self.trained, {"method": rope, "softmax_scale": scales}
         return {
             "context": context,
-            "rope": ROPES[method],
+            "rope": rope,
             "pattern": "full",
             "steps": self.steps,
             "rows_per_step": max(1, self.tokens_per_step // context),
