@@ -120,6 +120,29 @@ def rescore_command(
     show_result(result, as_json, lambda found: describe_evaluation(found, folder))
 
 
+def verify_command(
+    folder: Annotated[FilePath, Field(description="Folder of a finished evaluation.")],
+    *,
+    tokenizer: Annotated[
+        str | None,
+        Field(description="Folder or Hub id of the tokenizer. Default: the model that the record names."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check whether a result follows from the files in its folder: the scores from the stored answers, and the prompts
+    from the seed and the tokenizer.
+
+    The model is not run. Exits with status 1 if the files contradict the result.
+    """
+    from ropewalk.evaluation.reproduction import verify_result
+
+    result = verify_result(folder, tokenizer)
+    show_result(result, as_json, lambda found: [f"{each.status:12} {each.said}" for each in found.findings])
+    if result.contradicted:
+        wrong = ", ".join(each.what for each in result.findings if each.status == "differs")
+        raise RunFailure(f"the files in {folder} contradict the result: {wrong}")
+
+
 def fetch_command(*, as_json: JsonFlag = False) -> None:
     """Fetch the essays and question sets that seven of RULER's tasks need, 51 MB, into the cache folder.
 
@@ -146,3 +169,4 @@ app = make_group_with_default(
 app.command(make_command(compare_command, "compare", "ropewalk eval compare results/base results/extended"))
 app.command(make_command(fetch_command, "fetch", "ropewalk eval fetch"))
 app.command(make_command(rescore_command, "rescore", "ropewalk eval rescore results/base"))
+app.command(make_command(verify_command, "verify", "ropewalk eval verify results/base"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.aggregate import summarise, task_result
+from ropewalk.evaluation.aggregate import further_results, summarise, task_result
 from ropewalk.evaluation.comparison import ScoreDifference, compare
 from ropewalk.evaluation.predictions import Prediction, read_predictions
 from ropewalk.evaluation.results import SAMPLES, TaskResult
@@ -179,7 +179,13 @@ def rescore(folder: Path) -> EvaluationResult:
         groups.setdefault((prediction.suite, prediction.task, prediction.length), []).append(prediction)
     if not groups:
         raise RopewalkError(f"{folder} has no predictions to score again: {PREDICTIONS} is missing or empty")
-    found = [_rescored(result, groups.get((result.suite, result.task, result.length))) for result in results]
+    found = [
+        again
+        for result in results
+        # Further results of the same answers follow from them too.
+        if "answers_of" not in result.details
+        for again in _rescored(result, groups.get((result.suite, result.task, result.length)))
+    ]
     # Overall scores have no predictions of their own and follow from the tasks scored again.
     overall = {
         (each.task, each.length): each
@@ -217,9 +223,9 @@ def rescore_folder(folder: Path, present: Callable[[EvaluationResult], None]) ->
     return result
 
 
-def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> TaskResult:
+def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> list[TaskResult]:
     if predictions is None:
-        return result
+        return [result]
     if len(predictions) != result.n:
         raise RopewalkError(
             f"the result of {result.task} at {result.length} tokens was computed from {result.n} predictions, but "
@@ -235,7 +241,8 @@ def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> T
             f"{PREDICTIONS}, or run the evaluation again in a new folder"
         )
     # Facts about the task stay; what follows from the predictions is replaced.
-    return replace(again, details={**result.details, **again.details})
+    details = {**result.details, **again.details}
+    return [replace(again, details=details), *further_results(ordered, details)]
 
 
 def _left_out(results: Sequence[TaskResult]) -> dict[str, str]:
