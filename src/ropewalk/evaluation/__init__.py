@@ -16,6 +16,7 @@ Its files::
     predictions       answers with their scores on disk, line by line, so that a run resumes
     answered_samples  prompts with their answers, for people to read
     record            the folder of an evaluation: written, scored again, compared
+    reproduction      what of a published result follows from its files
     results           plain values of a result, and a log of them
     score_rows        scores as rows, which tables, figures and data frames show
     aggregate         answers into results, results into summary figures
