@@ -211,6 +211,42 @@ def test_lengths_that_were_not_run_are_passed_over() -> None:
     assert effective_length([score_at(None, 90.0)]) is None
 
 
+@pytest.mark.parametrize(
+    ("scores", "length", "threshold"),
+    [
+        # 80 % of 60 answers up to 1,024 tokens are right, so 68 % are enough.
+        ({256: 100, 512: 60, 1024: 80, 4096: 70, 8192: 68, 16384: 67, 32768: 100}, 256, 68),
+        ({256: 90, 512: 80, 1024: 70, 4096: 70, 8192: 68, 16384: 67, 32768: 100}, 8192, 68),
+        ({1024: 80, 2048: 67}, 1024, 68),
+        ({512: 0, 1024: 0, 2048: 0}, None, 0),
+        ({512: 40, 1024: 40, 2048: 100}, 2048, 34),
+    ],
+)
+def test_effective_length_relative_to_the_base_score(
+    scores: dict[int, float], length: int | None, threshold: float
+) -> None:
+    def result(tokens: int, score: float) -> TaskResult:
+        samples = [{"index": i, "score": 100.0 * (i < score)} for i in range(100)]
+        low, high = wilson_interval(score, 100)
+        return TaskResult(
+            "nolima", "nolima", tokens, 100, score, (100 * low, 100 * high), samples=tuple(samples)
+        )
+
+    results = [result(tokens, score) for tokens, score in scores.items()]
+    (found,) = effective_lengths(results)
+    assert (found.length, found.threshold) == (length, pytest.approx(threshold))
+    short = [score for tokens, score in scores.items() if tokens <= 1024]
+    low, high = wilson_interval(sum(short), 100 * len(short))
+    assert found.base == pytest.approx((threshold / 0.85, 100 * low, 100 * high))
+    assert (found.certain or 0) <= (found.length or 0)
+    assert found.to_json()["base"] == found.base
+    # Without short lengths there is no base score, and other suites have none.
+    assert effective_lengths([each for each in results if (each.length or 0) > 1024]) == []
+    (other,) = effective_lengths([replace(each, suite="passkey") for each in results])
+    assert (other.threshold, other.base) == (85.6, None)
+    assert "base" not in other.to_json()
+
+
 def test_score_whose_interval_is_missing_is_never_certain() -> None:
     found = effective_length([score_at(4096, 99.0, math.nan)])
     assert found is not None

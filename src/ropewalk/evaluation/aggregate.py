@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from ropewalk.io.digests import digest
 
 EFFECTIVE_THRESHOLD = 85.6
 """Score of Llama 2 7B on RULER at 4096 tokens, in percent; RULER's threshold for the effective length."""
+BASE_SHARE = 0.85
+"""Share of the base score that NoLiMa asks for at the effective length."""
 
 
 def task_result(
@@ -148,6 +151,8 @@ class EffectiveLength:
             threshold; None if the score at the shortest length is not.
         certain: the same for the low ends of the 95 % intervals instead of the scores.
         longest: the longest measured length; if ``length`` equals it, ``length`` is only a lower bound.
+        base: mean score in percent at short lengths, of which ``threshold`` is a share, and the ends of its 95 %
+            interval; None if the threshold does not depend on the scores.
     """
 
     suite: str
@@ -156,28 +161,33 @@ class EffectiveLength:
     length: int | None
     certain: int | None
     longest: int
+    base: tuple[float, float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return dict(self.__dict__)
+        """Return JSON values; ``base`` only if there is one."""
+        values = dict(self.__dict__)
+        return values if self.base is not None else {k: v for k, v in values.items() if k != "base"}
 
 
 def effective_length(
-    results: Sequence[TaskResult], threshold: float = EFFECTIVE_THRESHOLD
+    results: Sequence[TaskResult], threshold: float = EFFECTIVE_THRESHOLD, base_length: int | None = None
 ) -> EffectiveLength | None:
     """Compute the effective context length of one task.
 
     Args:
         results: results of one task, in percent, at several lengths.
         threshold: percent, 0 to 100; a score must be above it.
+        base_length: longest length in tokens whose scores give the base score. A score must then be ``BASE_SHARE`` of
+            the base score or more, whatever the threshold.
 
     Returns:
-        The effective length; None if no length was run.
+        The effective length; None if no length was run, or none up to ``base_length``.
 
     Raises:
         RopewalkError: if the threshold is not from 0 to 100, or the results belong to several tasks.
 
-    Source: RULER, arXiv:2404.06654, section 4; Base of RoPE bounds context length, arXiv:2405.14591, section 5.
+    Source: RULER, arXiv:2404.06654, section 4; Base of RoPE bounds context length, arXiv:2405.14591, section 5;
+        with a base score: NoLiMa, arXiv:2502.05167, section 4.
     """
     if not 0 <= threshold <= 100:
         raise RopewalkError(f"the threshold must be a percentage from 0 to 100, got {threshold:g}")
@@ -191,12 +201,21 @@ def effective_length(
             "an effective length needs the results of a single task, got several; use effective_lengths instead"
         )
 
+    short = [result for result in ran if base_length is not None and (result.length or 0) <= base_length]
+    base = _base_score(short)
+    if base_length is not None and base is None:
+        return None
+    threshold = threshold if base is None else BASE_SHARE * base[0]
+
     def reach(value_of: Any) -> int | None:
         reached = None
         for result in ran:
+            value = value_of(result)
+            # Without any right answer at short lengths, every score would reach its share of them.
+            enough = value > threshold or (base is not None and math.isclose(value, threshold) and value > 0)
             # Stop at the first length that fails: a longer one that passes again does not make the model
             # usable in between.
-            if not value_of(result) > threshold:
+            if not enough:
                 break
             reached = result.length
         return reached
@@ -208,7 +227,17 @@ def effective_length(
         reach(lambda result: result.score),
         reach(lambda result: result.ci95[0]),
         ran[-1].length or 0,
+        base,
     )
+
+
+def _base_score(short: Sequence[TaskResult]) -> tuple[float, float, float] | None:
+    """Mean score of results in percent with the ends of its interval, all samples together; None without results."""
+    scores = [sample["score"] / 100 for result in short for sample in result.samples]
+    if not scores:
+        return None
+    low, high = score_interval(scores)
+    return 100 * sum(scores) / len(scores), 100 * low, 100 * high
 
 
 def effective_lengths(
@@ -226,7 +255,8 @@ def effective_lengths(
         by_overall = result.suite != "ruler" or result.task == OVERALL or not has_overall
         if result.unit == "percent" and result.length is not None and by_overall:
             groups[result.suite, result.task].append(result)
-    found = (effective_length(group, threshold) for group in groups.values())
+    bases = {name: suite.base_length for name, suite in BY_NAME.items()}
+    found = (effective_length(group, threshold, bases.get(name)) for (name, _), group in groups.items())
     return [each for each in found if each is not None]
 
 

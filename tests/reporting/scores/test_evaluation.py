@@ -276,3 +276,21 @@ def test_sentences_write_lengths_as_the_tables_do():
         "Effective length by passkey: at least 131,072 (above 85.6 %; the 95 % intervals confirm 65,536)",
         "Effective length by passkey: 4,096 (above 85.6 %; the 95 % intervals confirm no length)",
     ]
+
+
+def test_sentences_name_the_base_score():
+    effective = {
+        "suite": "nolima",
+        "task": "nolima",
+        "threshold": 68.0,
+        "longest": 8192,
+        "base": [80.0, 71.0, 86.6],
+    }
+    found = [{**effective, "length": length, "certain": None} for length in (4096, None)]
+    found.append({**found[1], "base": [0.0, 0.0, 3.7]})
+    bar = "85 % of the base score, which is 80 % (71–87)"
+    assert list(effective_sentences({"effective_length": found, "ruler_weighted_average": None})) == [
+        f"Effective length by nolima: 4,096 (at least {bar}; the 95 % intervals confirm no length)",
+        f"Effective length by nolima: none; the score at the shortest length is less than {bar}",
+        "Effective length by nolima: none; the score at all short lengths is 0 %",
+    ]

@@ -153,6 +153,8 @@ class Suite(ABC):
         default: tasks that run if none is named; if empty, all tasks.
         sharded: the only task that several processes can measure together; None if there is none.
         settings: its settings models by their field in the evaluation settings; suites may share a model.
+        base_length: longest length in tokens whose scores give the base score, of which the effective length needs a
+            share; None if it needs a score above the threshold.
     """
 
     name: str
@@ -163,6 +165,7 @@ class Suite(ABC):
     default: tuple[str, ...] = ()
     sharded: str | None = None
     settings: Mapping[str, type[BaseSettings]] = field(default_factory=dict)
+    base_length: int | None = None
 
     @abstractmethod
     def known(self, settings: BenchmarkSettings) -> list[str]:

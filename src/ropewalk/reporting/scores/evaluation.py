@@ -122,7 +122,9 @@ def _suite_figures(
             if any(row in measured for row in own):
                 is_main = task in (name, suite.main if suite else "")
                 title = f"{model}{name}{haystack_words(own)}{'' if is_main else f', {task}'}"
-                figure = score_figure(own, _trained(own), title, threshold)
+                # A threshold that is a share of the base score differs from task to task.
+                line = threshold if suite is None or suite.base_length is None else None
+                figure = score_figure(own, _trained(own), title, line)
                 yield name if is_main else f"{name}-{task}", figure
 
 
@@ -361,8 +363,15 @@ def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
             each["suite"] if each["task"] in (each["suite"], "overall") else f"{each['suite']} {each['task']}"
         )
         bar = f"{each['threshold']:g} %"
+        above, below = f"above {bar}", f"{bar} or less"
+        if "base" in each:
+            base, low, high = each["base"]
+            bar = f"85 % of the base score, which is {base:.0f} % ({low:.0f}–{high:.0f})"
+            above, below = f"at least {bar}", f"less than {bar}"
         if each["length"] is None:
-            yield f"Effective length by {task}: none; the score at the shortest length is {bar} or less"
+            all_wrong = "base" in each and not each["base"][0]
+            where = "all short lengths is 0 %" if all_wrong else f"the shortest length is {below}"
+            yield f"Effective length by {task}: none; the score at {where}"
         else:
             # Nothing longer was measured, so the effective length may be larger.
             least = "at least " if each["length"] == each["longest"] else ""
@@ -372,7 +381,7 @@ def effective_sentences(summary: Mapping[str, Any]) -> Iterator[str]:
             else:
                 confirmed = f"{certain:,}" if certain else "no length"
                 confirmation = f"; the 95 % intervals confirm {confirmed}"
-            yield f"Effective length by {task}: {least}{each['length']:,} (above {bar}{confirmation})"
+            yield f"Effective length by {task}: {least}{each['length']:,} ({above}{confirmation})"
     averages = summary["ruler_weighted_average"]
     if averages is not None:
         yield (
