@@ -142,6 +142,54 @@ def test_a_batch_in_chunks_says_what_the_argmax_says_of_each_prompt_alone(family
     assert len({token for row in expected for token in row}) > 8
 
 
+def questions(texts: int = 2, each: int = 3, shared: int = 60, length: int = 100) -> list[GenerationRequest]:
+    """Prompts of several lengths that begin alike, ``each`` at a time."""
+    rng = random.Random(7)
+
+    def drawn(size: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(VOCABULARY) for _ in range(size))
+
+    begins = [drawn(shared) for _ in range(texts)]
+    return [
+        GenerationRequest(begins[n % texts] + drawn(rng.randint(1, 30)), 6, length)
+        for n in range(texts * each)
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk", [7, 10_000])
+def test_what_prompts_begin_with_is_read_once_and_changes_no_answer(
+    family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "LEAST_SHARED", 20)
+    model = tiny(family)
+    requests = questions()
+    read: list[int] = []
+
+    def see(module: Any, args: Any, kwargs: Any) -> None:
+        read.append(kwargs["input_ids"].numel())
+
+    model.register_forward_pre_hook(see, with_kwargs=True)
+    rows = [each.input_ids for each in requests[::2]]
+    together = decoding.greedy_ids(model, rows, 6, 100, NO_ENDING, chunk)
+    # Layers with a window keep no keys that padding in the middle could stand between.
+    times = 1 if family in ("llama", "qwen2", "phi", "phi3-longrope") else len(rows)
+    own = max(map(len, rows)) - 60
+    assert sum(read) == times * 60 + len(rows) * own + 5 * len(rows)
+    assert together == [argmax_chain(model, row, 6, 100) for row in rows]
+
+
+def test_questions_about_a_text_have_batches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "LEAST_SHARED", 20)
+    model = tiny()
+    requests = [*questions(), *ragged_requests(4)]
+    groups = [sorted(group) for group in decoding.grouped(requests)]
+    assert sorted(groups) == [[0, 2, 4], [1, 3, 5], [6, 7, 8, 9]]
+    alone = [texts(InMemoryBackend(model, TOKENIZER, batch_size=1), [each])[0] for each in requests]
+    for batch_size in (2, 8):
+        assert texts(InMemoryBackend(model, TOKENIZER, batch_size=batch_size), requests) == alone
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_equals_plain_generation_of_a_model_that_was_never_touched(family: str) -> None:
     stock, ours = tiny(family, attached=False), tiny(family)

@@ -19,11 +19,14 @@ from torch import Tensor
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends.protocol import Answer, GenerationRequest, evaluating
-from ropewalk.models.attention.kv_cache import cache_argument
+from ropewalk.models.attention.kv_cache import cache_argument, keeps_all_tokens
 from ropewalk.models.rope.generation import generating, unpinned_methods
 
 LEAST_CHUNK = 256
 """Smallest chunk in tokens; smaller chunks would save almost no memory."""
+
+LEAST_SHARED = 256
+"""Fewest tokens that all prompts of a batch begin with for which these are read once."""
 
 PREFILL_CHUNK = 8192
 
@@ -50,7 +53,8 @@ def greedy_ids(
 
     Args:
         model: a transformers decoder.
-        rows: prompts as token ids, of any lengths; shorter ones are padded on the left and masked.
+        rows: prompts as token ids, of any lengths; shorter ones are padded on the left and masked. What all begin with
+            is read once if every layer attends to everything, as of questions about the same text.
         max_new_tokens: maximum number of new tokens per prompt.
         length: tokens; a length-dependent RoPE is fixed at this length.
         endings: token ids that end an answer.
@@ -62,11 +66,19 @@ def greedy_ids(
     Raises:
         RunFailure: if logits are NaN.
     """
-    ids, mask = _left_padded(rows, model.device)
     # torch.isin needs a tensor; the dtype must be given because the set may be empty.
-    ending = torch.tensor(sorted(endings), dtype=torch.long, device=ids.device)
+    ending = torch.tensor(sorted(endings), dtype=torch.long, device=model.device)
     with evaluating(model), generating(model, length), _fresh_cache(model) as cache:
-        logits = _prefilled(model, cache, ids, mask, chunk)
+        shared = _shared_tokens(rows) if keeps_all_tokens(cache) else 0
+        ids, mask = _left_padded([row[shared:] for row in rows], model.device)
+        if shared:
+            first = torch.tensor([rows[0][:shared]], device=model.device)
+            _prefilled(model, cache, first, torch.ones_like(first), chunk)
+            cache.batch_repeat_interleave(len(rows))
+            # Padding stands between the shared tokens and a row's own; it is masked there as well.
+            first = first.expand(len(rows), -1)
+            ids, mask = torch.cat([first, ids], dim=1), torch.cat([torch.ones_like(first), mask], dim=1)
+        logits = _prefilled(model, cache, ids, mask, chunk, shared)
         # Prompts are padded on the left, so each row's next position is the number of its own tokens.
         position = mask.sum(dim=1, keepdim=True)
         going = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
@@ -142,12 +154,21 @@ def _matches(model: Any, ids: list[int], start: int, length: int, chunk: int) ->
     return matches
 
 
-def _prefilled(model: Any, cache: Any, ids: Tensor, mask: Tensor, chunk: int) -> Tensor:
-    """Fill the cache with ``ids [batch, length]``; return the logits ``[batch, vocabulary]`` of the last position."""
+def _shared_tokens(rows: Sequence[Sequence[int]]) -> int:
+    """Number of tokens that all rows begin with, fewer than any row has; 0 if reading them once saves little."""
+    # Of sorted rows, the first and the last share least.
+    low, *_, high = sorted(map(tuple, [*rows, rows[0]]))
+    differs = (place for place, (a, b) in enumerate(zip(low, high, strict=False)) if a != b)
+    shared = min(next(differs, len(low)), min(map(len, rows)) - 1)
+    return shared if len(rows) > 1 and shared >= LEAST_SHARED else 0
+
+
+def _prefilled(model: Any, cache: Any, ids: Tensor, mask: Tensor, chunk: int, done: int = 0) -> Tensor:
+    """Fill the cache with ``ids [batch, length]`` from token ``done`` on; return the last position's logits."""
     # Positions count from each prompt's first real token, so left padding does not shift them.
     positions = (mask.cumsum(dim=1) - 1).clamp_min(0)
     width = max(1, chunk // len(ids))
-    for start in range(0, ids.shape[1], width):
+    for start in range(done, ids.shape[1], width):
         part = slice(start, start + width)
         seen = mask[:, : start + width]
         logits = _logits(model, cache, ids[:, part], seen, positions[:, part], keep=1)
@@ -290,7 +311,8 @@ class InMemoryBackend:
     tokenizer's added tokens (Llama 3's chat models end a turn with ``<|eot_id|>``). Ordinary tokens never end an
     answer.
 
-    Prompts with the same ``GenerationRequest.length`` share a batch; the longest lengths come first. A
+    Prompts with the same ``GenerationRequest.length`` share a batch; the longest lengths come first. Questions about
+    the same text, whose prompts begin alike for half of the length, have batches of their own, which read it once. A
     length-dependent RoPE is fixed at ``GenerationRequest.length``, padding is masked, and positions count from each
     prompt's first token. So an answer is the same alone and in a batch, up to the rounding of the model's dtype.
 
@@ -392,19 +414,31 @@ class InMemoryBackend:
 def grouped(requests: Sequence[GenerationRequest]) -> list[list[int]]:
     """Group the indices of requests that can share a batch: those with equal ``length`` and ``max_new_tokens``.
 
-    Groups and their members are sorted from long to short: running out of memory shows at the beginning, and
-    neighbours have similar lengths, which keeps padding small.
+    Of these, requests that begin alike for half of the length are a group of their own. Groups and their members are
+    sorted from long to short: running out of memory shows at the beginning, and neighbours have similar lengths, which
+    keeps padding small.
     """
 
     def size(index: int) -> tuple[int, int]:
         return requests[index].length, requests[index].max_new_tokens
+
+    def text(index: int) -> tuple[int, ...]:
+        request = requests[index]
+        return tuple(request.input_ids[: request.length // 2])
 
     def order(index: int) -> tuple[int, int, int]:
         return *size(index), len(requests[index].input_ids)
 
     # groupby joins neighbours only, so equal sizes must stand together.
     ordered = sorted(range(len(requests)), key=order, reverse=True)
-    return [list(group) for _, group in groupby(ordered, key=size)]
+    found: list[list[int]] = []
+    for _, group in groupby(ordered, key=size):
+        texts: dict[tuple[int, ...], list[int]] = {}
+        for index in group:
+            texts.setdefault(text(index), []).append(index)
+        alone = [indices[0] for indices in texts.values() if len(indices) == 1]
+        found += [each for each in [*(t for t in texts.values() if len(t) > 1), alone] if each]
+    return found
 
 
 def check_room(index: int, request: GenerationRequest) -> None:

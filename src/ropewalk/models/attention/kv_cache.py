@@ -27,6 +27,17 @@ def cache_argument(cache: Any) -> dict[str, Any]:
     return {present_name(): cache}
 
 
+def keeps_all_tokens(cache: Any) -> bool:
+    """Whether every layer keeps the keys of all tokens, so that padding between tokens shifts no window and no state.
+
+    Args:
+        cache: a ``DynamicCache`` that was made from a config.
+    """
+    from transformers.cache_utils import DynamicLayer
+
+    return bool(cache.layers) and all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
 @cached
 def present_name() -> str:
     """The name that the installed transformers gives the argument of its models, and the field of their outputs."""
