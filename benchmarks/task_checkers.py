@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import networkx  # type: ignore[import-untyped]
 
 from ropewalk.evaluation.samples import Sample
+from ropewalk.evaluation.tasks.nolima import FACTS
 from ropewalk.evaluation.tasks.registry import METRICS
 
 
@@ -61,5 +62,31 @@ def graphwalks_answer(prompt: str) -> str:
     return f"I follow the edges.\nFinal Answer: [{', '.join(graphwalks_nodes(prompt))}]\n"
 
 
-CHECKERS: Mapping[str, Checker] = {"graphwalks": Checker(graphwalks_answer)}
+def nolima_name(prompt: str) -> str:
+    """The person of the fact that the question is about, by a table of what the world knows, wherever it stands."""
+    text, _, question = prompt.partition("\n\nQuestion: ")
+    (known,) = (needle for needle, *questions in FACTS if question.splitlines()[0] in questions)
+    (name,) = re.findall(rf"(?:^|\s)(\w+){re.escape(known.removeprefix('{}'))}", text)
+    return str(name)
+
+
+def icl_label(prompt: str) -> str:
+    """The one label of all words of the last text that occur in shots of a single label."""
+    *shots, question = re.findall(r"(.+)\nlabel:(?: (\d+)\n)?", prompt)
+    labels: dict[str, set[str]] = {}
+    for text, label in shots:
+        for word in re.findall(r"\w+", text):
+            labels.setdefault(word, set()).add(label)
+    told = [labels[word] for word in re.findall(r"\w+", question[0]) if len(labels[word]) == 1]
+    (found,) = set.union(*told)
+    return f" {found}\n"
+
+
+CHECKERS: Mapping[str, Checker] = {
+    "graphwalks": Checker(graphwalks_answer),
+    "nolima": Checker(
+        nolima_name, lambda sample, text: any(text == f[0].format(sample.references[0]) for f in FACTS)
+    ),
+    "icl": Checker(icl_label, lambda sample, text: f"{text}\nlabel: {sample.references[0]}\n" in sample.text),
+}
 """By suite."""
