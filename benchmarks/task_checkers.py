@@ -82,11 +82,38 @@ def icl_label(prompt: str) -> str:
     return f" {found}\n"
 
 
+def mrcr_answer(prompt: str) -> str:
+    """The string and the text that the last request of a chat asks for, from its lines alone."""
+    chat = prompt.rpartition("======END EXAMPLE======\n\n")[2]
+    *turns, last = re.split(r"^(?:User|Assistant): ?", chat, flags=re.MULTILINE)
+    assert not last, "the prompt ends where the answer begins"
+    *turns, question = (turn.removesuffix("\n") for turn in turns)
+    found = re.fullmatch(
+        r"Prepend (\w{10}) to the (\d)\w\w \(1 indexed\) (.+?) about (.+?)\. Do not .+ response\.",
+        question,
+    )
+    assert found is not None, question
+    answers = [
+        said
+        for asked, said in zip(turns[::2], turns[1::2], strict=True)
+        if asked == f"write a {found[3]} about {found[4]}"
+    ]
+    assert len(set(answers)) == len(answers)
+    assert found[1] not in chat.rpartition("User: ")[0]
+    return found[1] + answers[int(found[2]) - 1]
+
+
+def mrcr_needle(sample: Sample, needle: str) -> bool:
+    """Whether a text is that of the reference, and the whole answer of a turn."""
+    return sample.references[0][10:] == needle and ("assistant", needle) in sample.earlier
+
+
 CHECKERS: Mapping[str, Checker] = {
     "graphwalks": Checker(graphwalks_answer),
     "nolima": Checker(
         nolima_name, lambda sample, text: any(text == f[0].format(sample.references[0]) for f in FACTS)
     ),
     "icl": Checker(icl_label, lambda sample, text: f"{text}\nlabel: {sample.references[0]}\n" in sample.text),
+    "mrcr": Checker(mrcr_answer, mrcr_needle),
 }
 """By suite."""

@@ -14,7 +14,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 from ropewalk.data.read.embedded import SOURCE_DOCS, embedded_documents
@@ -154,11 +154,20 @@ def embedded_words() -> tuple[str, ...]:
     Raises:
         RopewalkError: if this Python has no sources.
     """
-    documents = list(embedded_documents("all"))
-    # The documentation first; the sort is stable, so each part keeps its order.
-    documents.sort(key=lambda document: document.source != SOURCE_DOCS)
-    words = (word for document in documents for word in document.text.split())
-    return tuple(islice(words, MOST_WORDS))
+    sources = (document for document in embedded_documents("all") if document.source != SOURCE_DOCS)
+    words = (word for document in sources for word in document.text.split())
+    return tuple(islice(chain(documentation_words(), words), MOST_WORDS))
+
+
+@lru_cache(maxsize=1)
+def documentation_words() -> tuple[str, ...]:
+    """Return the words of Python's documentation topics, with which :func:`embedded_words` begins.
+
+    Raises:
+        RopewalkError: if this Python has no sources.
+    """
+    topics = (document for document in embedded_documents("all") if document.source == SOURCE_DOCS)
+    return tuple(word for document in topics for word in document.text.split())
 
 
 _CLOSING = "\"')]}»”’*_"

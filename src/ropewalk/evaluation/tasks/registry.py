@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.samples import Metric
-from ropewalk.evaluation.tasks import graphwalks, icl, longeval, longppl, needle, nolima, passkey, perplexity
+from ropewalk.evaluation.tasks import (
+    graphwalks,
+    icl,
+    longeval,
+    longppl,
+    mrcr,
+    needle,
+    nolima,
+    passkey,
+    perplexity,
+)
 from ropewalk.evaluation.tasks.lm_eval import suites as lm_eval
 from ropewalk.evaluation.tasks.ruler import tasks as ruler
 from ropewalk.evaluation.tasks.suite import BenchmarkSettings, GeneratedSuite, LikelihoodSuite, Suite
@@ -19,6 +29,7 @@ SUITES: tuple[Suite, ...] = (
     needle.SUITE,
     nolima.SUITE,
     graphwalks.SUITE,
+    mrcr.SUITE,
     icl.SUITE,
     perplexity.SUITE,
     longppl.SUITE,
