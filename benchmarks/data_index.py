@@ -102,7 +102,7 @@ def measure(documents: int, plan: str) -> dict[str, Any]:
         setattr(pack, name, lambda *given, name=name, work=work: step(name, work, *given))
     shards = step("shards", lambda: deque(_shards(documents)))
     corpus = step("corpus", Corpus, shards, 1)
-    packed, _, _ = pack._planned(config, tokenizer, corpus)
+    packed, *_ = pack._planned(config, tokenizer, corpus)
     step("one file's part of the plan", packed.rows, 0, row_files(packed)[0][1])
     return {
         "documents": documents,

@@ -255,7 +255,7 @@ REFUSED = [
     ({"steps": 0, "rope": LONGROPE}, "short_rows 0.5 of the 0 rows of the stage are 0"),
     (
         {"rope": "none", "context": T},
-        "short_rows needs a context of more than the original length of 32 tokens",
+        "short_rows trains short rows with the checkpoint's RoPE, which a stage with rope none drops",
     ),
     ({"rope": "default"}, "keeps the checkpoint's for both"),
     ({"rope": {"method": "auto", "candidates": ["ntk", "current"]}}, "rope auto chooses one among several"),

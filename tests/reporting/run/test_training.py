@@ -36,7 +36,7 @@ def test_tables_hold_both_sides():
 
 
 def test_the_sentence_of_the_page_is_printed_between_tables_and_files(tmp_path):
-    nothing = dict.fromkeys(("adapter", "short_context", "exported", "files", "readers"))
+    nothing = dict.fromkeys(("adapter", "short_context", "softmax_scale", "exported", "files", "readers"))
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
     result = SimpleNamespace(
         to_json=lambda: SUMMARY_VALUES,
