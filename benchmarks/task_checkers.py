@@ -7,12 +7,13 @@ Their algorithms are others than the generators'. The tests use them as models t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx  # type: ignore[import-untyped]
 
 from ropewalk.evaluation.samples import Sample
+from ropewalk.evaluation.tasks.counting import CLASSES
 from ropewalk.evaluation.tasks.nolima import FACTS
 from ropewalk.evaluation.tasks.registry import METRICS
 
@@ -108,11 +109,40 @@ def mrcr_needle(sample: Sample, needle: str) -> bool:
     return sample.references[0][10:] == needle and ("assistant", needle) in sample.earlier
 
 
+def counting_answer(prompt: str) -> str:
+    """The count, comparison or user that the lines give, whose class is the one with a word in the line."""
+    listed, _, question = prompt.partition("\n\nQuestion: ")
+    asked = question.splitlines()[0]
+    lines = [line for line in listed.splitlines() if line.startswith("Date: ")]
+
+    def about(name: str, among: Sequence[str] = lines) -> list[str]:
+        return [line for line in among if re.search(rf"\b({'|'.join(CLASSES[name])})\b", line)]
+
+    named = sorted((name for name in CLASSES if name in asked), key=asked.index)
+    first = about(named[0])
+    if len(named) == 2:
+        second = about(named[1])
+        assert len(first) != len(second)
+        more = "more" if len(first) > len(second) else "less"
+        return f"{len(first)} and {len(second)}: {named[0]} are {more} common than {named[1]}"
+    if asked.startswith("Which user"):
+        users = [line.split()[6] for line in first]
+        best = max(users.count(user) for user in users)
+        (user,) = {user for user in users if users.count(user) == best}
+        return f"Answer: {user}"
+    if month := re.search(r"date in (\w{3})", asked):
+        first = [line for line in first if line.startswith(f"Date: {month[1]}")]
+    if user_asked := re.search(r"of user (\d+)", asked):
+        first = [line for line in first if f"User: {user_asked[1]} " in line]
+    return f"Answer: {len(first)}"
+
+
 CHECKERS: Mapping[str, Checker] = {
     "graphwalks": Checker(graphwalks_answer),
     "nolima": Checker(
         nolima_name, lambda sample, text: any(text == f[0].format(sample.references[0]) for f in FACTS)
     ),
+    "counting": Checker(counting_answer),
     "icl": Checker(icl_label, lambda sample, text: f"{text}\nlabel: {sample.references[0]}\n" in sample.text),
     "mrcr": Checker(mrcr_answer, mrcr_needle),
 }

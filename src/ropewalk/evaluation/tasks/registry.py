@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.samples import Metric
 from ropewalk.evaluation.tasks import (
+    counting,
     graphwalks,
     icl,
     longeval,
@@ -31,6 +32,7 @@ SUITES: tuple[Suite, ...] = (
     graphwalks.SUITE,
     mrcr.SUITE,
     icl.SUITE,
+    counting.SUITE,
     perplexity.SUITE,
     longppl.SUITE,
     lm_eval.SHORT_SUITE,
