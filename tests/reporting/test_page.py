@@ -40,7 +40,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "link", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.evaluation.answered_samples import write_answers
+from ropewalk.evaluation.predictions import write_predictions
+from ropewalk.evaluation.settings import ViewSettings
+from ropewalk.reporting.answers import write_view
 from ropewalk.reporting.page import Page, Picture, write_page
-from ropewalk.reporting.run.samples import write_samples_page
 from ropewalk.reporting.tables import ResultTable
-from tests.evaluation.test_answered_samples import answered
+from tests.evaluation.test_excerpts import answered
 from tests.places import ROOT
 
 CHROMIUM = runpy.run_path(str(ROOT / "scripts" / "build_site.py"), run_name="build_site")["browser"]()
@@ -24,6 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="nee
 
 VISIT = """<!doctype html><body><script>(async () => {
   const found = {}, ran = [];
+  const pause = milliseconds => new Promise(done => setTimeout(done, milliseconds));
+  const until = async so => { for (let tries = 0; tries < 50 && !so(); tries++) await pause(50); };
   addEventListener("message", event => ran.push(event.data));
   for (const width of [400, 1400]) for (const page of PAGES) {
     const frame = document.createElement("iframe");
@@ -33,19 +36,29 @@ VISIT = """<!doctype html><body><script>(async () => {
     const inside = frame.contentDocument, all = inside.querySelectorAll("details");
     for (const each of all) each.open = true;
     const seen = { width: inside.documentElement.scrollWidth, height: inside.documentElement.scrollHeight };
-    const field = inside.querySelector("input[type=search]"), choice = inside.querySelector("select");
+    const field = inside.querySelector("input[type=search]"), choice = inside.querySelector("#verdict");
     if (field) {
-      const left = () => [...inside.querySelectorAll("details.sample:not([hidden])")].length;
-      const say = (words, verdict) => {
+      const said = inside.querySelector("#summary");
+      const say = async (words, verdict) => {
         field.value = words, choice.value = verdict;
-        field.dispatchEvent(new Event("input"));
-        return left();
+        field.dispatchEvent(new Event("input", { bubbles: true }));
+        await until(() => !said.textContent.includes("searching"));
+        return parseInt(said.textContent);
       };
-      seen.found = [say("", ""), say("GRASS 42", ""), say("onerror", ""), say("nowhere to be found", ""),
-        say("", "better"), say("", "worse"), say("key", "worse")];
-      seen.said = inside.querySelector("output").textContent;
+      seen.found = [];
+      for (const [words, verdict] of [["", ""], ["42", ""], ["onerror", ""], ["nowhere to be found", ""],
+          ["", "better"], ["", "worse"], ["xxx", "worse"], ["", "wrong 0"], ["", "changed"]])
+        seen.found.push(await say(words, verdict));
+      await say("", "");
+      const press = key => inside.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+      for (const key of ["j", "j", "j", "k", "Enter"]) press(key);
+      await until(() => inside.querySelector("#sample h2"));
+      seen.opened = inside.querySelector("#sample h2")?.textContent;
+      seen.marked = inside.querySelector("#sample mark")?.textContent;
+      seen.rows = inside.querySelectorAll(".row").length;
+      seen.width = inside.documentElement.scrollWidth;
     }
-    await new Promise(done => setTimeout(done, 200));
+    await pause(200);
     found[`${page.split("/").pop()} ${width}`] = seen;
     frame.remove();
   }
@@ -114,15 +127,15 @@ def hostile_run(folder: Path, port: int) -> None:
     text = evil(port, "text")
     prompt = f"The key is 42. {text}" + "grass " * 3000
     huge = "x" * 1_000_000
-    write_answers(
-        folder,
-        "before",
+    write_predictions(
+        folder / "predictions-before.jsonl",
         [answered(prompt, index=0, answer=text, score=0.0), answered("a", index=1, answer=huge)],
     )
-    write_answers(
-        folder, "after", [answered(prompt, index=0), answered("key", index=1, answer=huge, score=0.0)]
+    write_predictions(
+        folder / "predictions-after.jsonl",
+        [answered(prompt, index=0), answered("key", index=1, answer=huge, score=0.0)],
     )
-    write_samples_page(folder)
+    write_view(ViewSettings(folder=folder))
     table = ResultTable(text, (text, "b"), ((text, "1"),), notes=(text,))
     (folder / "a.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>", encoding="utf-8")
     pictures = [Picture(folder / "a.svg", text, text)]
@@ -132,17 +145,19 @@ def hostile_run(folder: Path, port: int) -> None:
 
 def test_hostile_text_is_text_and_the_search_finds(tmp_path, server):
     hostile_run(tmp_path, server.port)
-    pages = ["report.html", "samples.html"]
+    pages = ["report.html", "answers/index.html"]
     raw, control = (
         evil(server.port, name).encode("utf-8", "replace").decode() for name in ("raw", "control")
     )
     for name in pages:
         # Were the text not escaped, the policy of the page would still stop it.
         page = (tmp_path / name).read_text(encoding="utf-8")
-        (tmp_path / f"raw-{name}").write_text(page.replace("</h1>", f"</h1>{raw}", 1), encoding="utf-8")
+        (tmp_path / name).with_name(f"raw-{Path(name).name}").write_text(
+            page.replace("</h1>", f"</h1>{raw}", 1), encoding="utf-8"
+        )
     # Without a policy it does what it wants, which this test can see.
     (tmp_path / "control.html").write_text(f"<!doctype html><body>{control}", encoding="utf-8")
-    visited = [*pages, *(f"raw-{name}" for name in pages), "control.html"]
+    visited = [*pages, "raw-report.html", "answers/raw-index.html", "control.html"]
     uris = json.dumps([(tmp_path / name).as_uri() for name in visited])
     visit = tmp_path / "visit.html"
     visit.write_text(VISIT.replace("PAGES", uris).replace("PORT", str(server.port)), encoding="utf-8")
@@ -158,16 +173,17 @@ def test_hostile_text_is_text_and_the_search_finds(tmp_path, server):
     assert {each for each in result["ran"] if "control" not in each} == set()
     assert [each for each in server.asked if "control" not in each] == []
     for width in (400, 1400):
-        for name in pages:
+        for name in ("report.html", "index.html"):
             assert result["found"][f"{name} {width}"]["width"] <= width
         # A megabyte in one line makes no endless page.
-        seen = result["found"][f"samples.html {width}"]
-        assert seen["height"] < 8000
-        assert seen["found"] == [2, 1, 1, 0, 1, 1, 1]
-        assert seen["said"] == "1 of 2 samples"
+        seen = result["found"][f"index.html {width}"]
+        assert seen["height"] <= 900
+        assert seen["found"] == [2, 2, 1, 0, 1, 1, 1, 1, 2]
+        assert (seen["opened"], seen["rows"]) == ("passkey at 1,024 tokens, sample 0", 2)
+        assert seen["marked"] == "42"
 
 
-@pytest.mark.parametrize("name", ["report", "samples"])
+@pytest.mark.parametrize("name", ["report", "answers/index"])
 def test_pages_are_printed(tmp_path, name):
     hostile_run(tmp_path, 1)
     printed = tmp_path / "printed.pdf"

@@ -7,7 +7,8 @@ import yaml
 
 from ropewalk import RopewalkError
 from ropewalk.data import load_tokenizer
-from ropewalk.evaluation.answered_samples import answers_file, read_answers
+from ropewalk.evaluation.predictions import read_predictions
+from ropewalk.evaluation.record import answers_file
 from ropewalk.io.progress import Silent
 from ropewalk.reporting import ResultTable
 from ropewalk.reporting.run.training import run_tables
@@ -82,19 +83,14 @@ def test_a_run_measures_any_suite_and_goes_on_with_its_results(finished):
 def test_the_answers_of_a_run_are_those_that_were_scored(finished):
     recipe, summary = finished
     for when in ("before", "after"):
-        answers = read_answers(Path(recipe.output), when)
+        answers = read_predictions(Path(recipe.output) / answers_file(when))
         generated = [r for r in summary[when] if r["suite"] == "longeval" or r["task"] == "generated"]
         assert len(answers) == sum(r["n"] for r in generated) > 0
+        assert all(a.prompt and a.prompt_characters for a in answers)
         for result in generated:
-            own = [
-                a
-                for a in answers
-                if a.prediction.key[:3] == (result["suite"], result["task"], result["length"])
-            ]
-            assert [a.prediction.index for a in own] == [sample["index"] for sample in result["samples"]]
-            assert [100 * a.prediction.score for a in own] == [
-                sample["score"] for sample in result["samples"]
-            ]
+            own = [a for a in answers if a.key[:3] == (result["suite"], result["task"], result["length"])]
+            assert [a.index for a in own] == [sample["index"] for sample in result["samples"]]
+            assert [100 * a.score for a in own] == [sample["score"] for sample in result["samples"]]
     kept = (Path(recipe.output) / answers_file("before")).read_bytes()
     extend(recipe, resume=True)
     assert (Path(recipe.output) / answers_file("before")).read_bytes() == kept

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from ropewalk.cli.binding import make_command, make_group_with_default
-from ropewalk.cli.output import JsonFlag, PlotFile, figure_of, resumable, run_context, show_result
+from ropewalk.cli.output import JsonFlag, PlotFile, Terminal, figure_of, resumable, run_context, show_result
 from ropewalk.errors import RunFailure
-from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings
-from ropewalk.io.settings import COMMON, FilePath, Folder
+from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, ViewSettings
+from ropewalk.io.settings import COMMON, FilePath, Folder, Option
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.run import RopeOf
@@ -145,6 +148,34 @@ def verify_command(
         raise RunFailure(f"the files in {folder} contradict the result: {wrong}")
 
 
+def view_command(
+    settings: ViewSettings,
+    *,
+    open_page: Annotated[
+        bool,
+        Option(name="--open"),
+        Field(description="Open the page in a browser, if there is one and stdout is a terminal."),
+    ] = True,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a folder of pages with every answer of an evaluation or of a training run, and open it in a browser.
+
+    The pages need no server and no network. They show what the answer needs within each prompt, filter by task,
+    length, depth, difficulty and verdict, and search the answers.
+    """
+    from ropewalk.reporting.answers import write_view
+
+    result = write_view(settings)
+    show_result(result, as_json, lambda found: [f"page  {found.page}"])
+    if open_page and not as_json and Terminal().is_terminal and has_browser():
+        webbrowser.open(result.page.resolve().as_uri())
+
+
+def has_browser() -> bool:
+    """Whether a browser with windows can open: without a screen, only ones in the terminal would."""
+    return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+
+
 def fetch_command(*, as_json: JsonFlag = False) -> None:
     """Fetch the essays and question sets that seven of RULER's tasks need, 51 MB, into the cache folder.
 
@@ -172,3 +203,4 @@ app.command(make_command(compare_command, "compare", "ropewalk eval compare resu
 app.command(make_command(fetch_command, "fetch", "ropewalk eval fetch"))
 app.command(make_command(rescore_command, "rescore", "ropewalk eval rescore results/base"))
 app.command(make_command(verify_command, "verify", "ropewalk eval verify results/base"))
+app.command(make_command(view_command, "view", "ropewalk eval view results/base results/extended"))

@@ -14,7 +14,7 @@ Its files::
     suite_loop        the loop over suites
     sample_cache      generated samples on disk, shared by models with the same tokenizer
     predictions       answers with their scores on disk, line by line, so that a run resumes
-    answered_samples  prompts with their answers, for people to read
+    excerpts          parts of a prompt, kept with its answer for people to read
     record            the folder of an evaluation: written, scored again, compared
     reproduction      what of a published result follows from its files
     results           plain values of a result, and a log of them

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends import Answer
+from ropewalk.evaluation.excerpts import Part, excerpt, gaps
 from ropewalk.evaluation.prompt import answer_in
 from ropewalk.evaluation.samples import Sample, prompt_digest
 from ropewalk.evaluation.tasks.registry import METRICS
+from ropewalk.io.files import write_text
 from ropewalk.io.json_lines import check_types
 from ropewalk.runs import Lines, Log
 
@@ -26,13 +30,15 @@ _PREDICTION_TYPES: dict[str, tuple[type, ...]] = {
     "new_tokens": (int, _NoneType),
     **dict.fromkeys(("finished", "thoughts_opened"), (bool, _NoneType)),
     "details": (dict,),
+    "prompt": (list, tuple),
+    "prompt_characters": (int, _NoneType),
 }
 """Accepted types of a prediction's values in JSON."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's answer to one sample, with everything that scoring needs but without the prompt.
+    """A model's answer to one sample, with everything that scoring needs and an excerpt of the prompt.
 
     Attributes:
         suite, task, length, index: suite, task, length in tokens and number of the sample.
@@ -49,6 +55,10 @@ class Prediction:
         details: what the task records about the sample, such as the depth of a needle.
         thoughts_opened: whether the prompt ended inside the model's thoughts, which are not scored; None, and left out
             of files, if the whole text is the answer: without a chat template.
+        prompt: parts of the prompt's text, each with the index of its first character and, in a chat of several turns,
+            the role of its turn: all of a short prompt; otherwise the beginning, the place of what the answer needs,
+            and the end. Empty, and left out of files, in evaluations of earlier versions.
+        prompt_characters: length of the prompt's text in characters; None, and left out of files, where ``prompt`` is.
     """
 
     suite: str
@@ -67,6 +77,8 @@ class Prediction:
     finished: bool | None
     details: Mapping[str, Any] = field(default_factory=dict)
     thoughts_opened: bool | None = None
+    prompt: tuple[Part, ...] = ()
+    prompt_characters: int | None = None
 
     @property
     def answer(self) -> str:
@@ -83,13 +95,13 @@ class Prediction:
         return Prediction(**{**self.__dict__, "score": score})
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values; ``thoughts_opened`` only if it is known."""
-        values = asdict(self)
-        return (
-            values
-            if self.thoughts_opened is not None
-            else {k: v for k, v in values.items() if k != "thoughts_opened"}
-        )
+        """Return JSON values; those that are not known are left out."""
+        # Without asdict, which would copy every part of the prompt.
+        parts = [[start, text, *([role] if role else [])] for start, text, role in self.prompt]
+        values = {**self.__dict__, "references": list(self.references), "details": dict(self.details)}
+        values["prompt"] = parts or None
+        optional = ("thoughts_opened", "prompt", "prompt_characters")
+        return {key: value for key, value in values.items() if value is not None or key not in optional}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Prediction:
@@ -98,14 +110,32 @@ class Prediction:
         Raises:
             KeyError, TypeError, ValueError: if a field is missing or has a wrong type or value.
         """
-        check_types({"thoughts_opened": None, **value}, _PREDICTION_TYPES)
+        parts, characters = value.get("prompt", []), value.get("prompt_characters")
+        check_types(
+            {"thoughts_opened": None, "prompt": parts, "prompt_characters": None, **value}, _PREDICTION_TYPES
+        )
         if not all(isinstance(each, str) for each in value["references"]):
             raise TypeError(f"references must be strings, got {value['references']!r}")
         if value["metric"] not in METRICS:
             raise ValueError(f"unknown metric {value['metric']!r}")
         if not 0 <= value["score"] <= 1:
             raise ValueError(f"score must be from 0 to 1, got {value['score']!r}")
-        return cls(**{**value, "references": tuple(value["references"])})
+        return cls(
+            **{**value, "references": tuple(value["references"]), "prompt": _read_parts(parts, characters)}
+        )
+
+
+def _read_parts(values: Sequence[Any], characters: int | None) -> tuple[Part, ...]:
+    """Parts of a prompt from their JSON values; raises for what :meth:`Prediction.to_json` cannot have written."""
+    if (characters is None) != (not values):
+        raise TypeError("a prompt's parts and its number of characters must stand together")
+    parts = tuple((start, text, *(role or [""])) for start, text, *role in values)
+    if not all(list(map(type, part)) == [int, str, str] for part in parts):
+        raise TypeError("each part of the prompt must have a number, a text, and perhaps a role")
+    # In order and without overlap, or gaps() would count negative lengths.
+    if any(left_out < 0 for _, left_out in gaps(parts, characters or 0)) or (parts and parts[0][0] < 0):
+        raise ValueError("the parts of the prompt overlap or exceed it")
+    return parts
 
 
 def predicted(sample: Sample, answer: Answer, thoughts_opened: bool | None = None) -> Prediction:
@@ -132,6 +162,8 @@ def predicted(sample: Sample, answer: Answer, thoughts_opened: bool | None = Non
         answer.finished,
         sample.details,
         thoughts_opened,
+        excerpt(sample),
+        len(sample.whole),
     )
 
 
@@ -211,3 +243,21 @@ def read_predictions(path: Path) -> list[Prediction]:
             the message gives the line number.
     """
     return list(Log(path, _PREDICTIONS).known.values())
+
+
+def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
+    """Write the predictions of a finished evaluation, those of each task and length in the order of their index.
+
+    Args:
+        path: the file; not written if there are no predictions.
+        predictions: task by task and length by length, answers in any order.
+
+    Raises:
+        RopewalkError: if the file cannot be written.
+    """
+    groups = [
+        sorted(own, key=lambda each: each.index) for _, own in groupby(predictions, lambda each: each.key[:3])
+    ]
+    if groups:
+        lines = [json.dumps(each.to_json(), allow_nan=False) + "\n" for own in groups for each in own]
+        write_text(path, "".join(lines))

@@ -7,6 +7,7 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from ropewalk.data.tokens.chat import DATE, chat_template
@@ -50,8 +51,21 @@ def plain_chat(earlier: Turns, text: str, answer_prefix: str = "") -> str:
     """
     if not earlier:
         return text + answer_prefix
-    marked = "".join(f"{role.capitalize()}: {said}\n" for role, said in (*earlier, ("user", text)))
+    marked = "".join(map(_marked, (*earlier, ("user", text))))
     return f"{marked}Assistant: {answer_prefix}".rstrip(" ")
+
+
+def _marked(turn: tuple[str, str]) -> str:
+    return f"{turn[0].capitalize()}: {turn[1]}\n"
+
+
+def turn_starts(earlier: Turns, text: str) -> list[tuple[int, str]]:
+    """Where each turn begins in :func:`plain_chat`, with its role; empty without earlier turns."""
+    if not earlier:
+        return []
+    turns = (*earlier, ("user", text))
+    starts = accumulate((len(_marked(turn)) for turn in turns), initial=0)
+    return list(zip(starts, [*(role for role, _ in turns), "assistant"], strict=True))
 
 
 class PromptEncoder:

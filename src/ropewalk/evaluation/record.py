@@ -31,6 +31,11 @@ RESULT_LOG = "finished.jsonl"
 RESULTS = "results.json"
 
 
+def answers_file(when: str) -> str:
+    """Name of the file with the answers of a training run ``before`` or ``after`` training."""
+    return f"predictions-{when}.jsonl"
+
+
 @dataclass(frozen=True)
 class EvaluationResult(Result):
     """The result of an evaluation.

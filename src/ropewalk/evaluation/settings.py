@@ -20,8 +20,10 @@ from ropewalk.io.settings import (
     STATED_LENGTH,
     TARGET_LENGTH,
     CommaList,
+    Count,
     Device,
     Dtype,
+    ExistingPath,
     FilePath,
     Folder,
     Length,
@@ -31,6 +33,8 @@ from ropewalk.io.settings import (
 )
 from ropewalk.io.settings import Settings as BaseSettings
 
+ANSWERS = "answers"
+"""Folder of the pages with all answers, in the folder that has the answers."""
 LONGEST = 1 << 26
 """Largest length in tokens, beyond any existing context; a typing error must not exhaust the memory."""
 
@@ -235,6 +239,37 @@ class CompareSettings(BaseSettings):
         description="Folder of another finished evaluation, on the same samples."
     )
     seed: Seed = Field(default=0, description="Random seed of the permutation test for significance.")
+
+
+class ViewSettings(BaseSettings):
+    """Settings of ``ropewalk eval view``: whose answers to show, and where."""
+
+    folder: Annotated[ExistingPath, Option(argument=True)] = Field(
+        description="Folder of an evaluation or of a training run, whose answers before and after training stand side "
+        "by side."
+    )
+    other: Annotated[ExistingPath | None, Option(argument=True)] = Field(
+        default=None,
+        description="Another such folder, to show the answers to the same prompts side by side; of a run, those after "
+        "training.",
+    )
+    out: Folder | None = Field(
+        default=None,
+        description=f"Folder for the pages. Default: {ANSWERS} in the first folder, or {ANSWERS}-NAME with the name of "
+        "the other folder.",
+    )
+    prompts: Count = Field(
+        default=0,
+        ge=0,
+        description="Number of prompts of each task and length to show in full. They are made again with the tokenizer "
+        "and the data of the evaluation.",
+    )
+
+    @property
+    def pages(self) -> Path:
+        """Folder for the pages."""
+        name = ANSWERS if self.other is None else f"{ANSWERS}-{self.other.resolve().name}"
+        return self.folder / name if self.out is None else self.out
 
 
 class ProbeSettings(BaseSettings):

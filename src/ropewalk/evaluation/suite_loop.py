@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import ResultKey, TaskResult, result_log
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.sample_cache import cached_samples
-from ropewalk.evaluation.samples import LengthTooShort, Sample, Task
+from ropewalk.evaluation.samples import LengthTooShort, Task
 from ropewalk.evaluation.settings import Settings
 from ropewalk.evaluation.tasks.generation import check_lengths, generated_predictions
 from ropewalk.evaluation.tasks.lm_eval.suites import (
@@ -51,25 +51,16 @@ class Stores:
         predictions: answers of the model, one per line.
         results: results of tasks without generated answers, one per line.
         samples: folder of samples, shared by all models with the same tokenizer; None generates them anew.
-        observe: called with each sample before its answer is generated; None for nobody.
     """
 
     predictions: PredictionLog
     results: Log[ResultKey, TaskResult]
     samples: Path | None = None
-    observe: Callable[[Sample], None] | None = None
 
     @classmethod
-    def in_memory(cls, observe: Callable[[Sample], None] | None = None) -> Stores:
+    def in_memory(cls) -> Stores:
         """Return stores that write nothing to disk."""
-        return cls(PredictionLog(), result_log(), observe=observe)
-
-    def observed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """The samples, each shown to ``observe``."""
-        for sample in samples:
-            if self.observe is not None:
-                self.observe(sample)
-            yield sample
+        return cls(PredictionLog(), result_log())
 
 
 def evaluate_model(
@@ -352,7 +343,7 @@ class _SuiteLoop:
         predictions = generated_predictions(
             self.under_test.backend,
             encoder,
-            self.stores.observed(samples),
+            samples,
             self.stores.predictions,
             self._named(suite.name, task.name, length),
         )

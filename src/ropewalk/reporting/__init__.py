@@ -16,6 +16,7 @@ Its files::
     style         their colours, markers, sizes and number formats
     tables        tables as text, in the terminal and on pages
     page          self-contained HTML pages, from ``templates``
+    answers       a folder of pages with all answers of one model or two
     shown_text    text from elsewhere, made safe to show
 """
 

@@ -13,6 +13,7 @@ Its files::
     summary        the result of a run
     copied         the run's copy at a URL
     documents      packed rows to train on, held-out documents to evaluate on
+    answers        answers of a run or an evaluation, and their whole prompts made again
     measurement    evaluation before, during and after training
     stage          one stage: from a checkpoint to a checkpoint at its context
     stage_rope     a stage's RoPE: given, from a table, searched or chosen

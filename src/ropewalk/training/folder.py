@@ -35,7 +35,7 @@ PAGE = "report.html"
 """Written last: a run that has it has nothing left to do."""
 REPORT = (
     PAGE,
-    "samples.html",
+    "answers",
     "perplexity.png",
     "passkey.png",
     "passkey-teacher_forced.png",

@@ -16,8 +16,9 @@ import numpy as np
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import ModelUnderTest, TaskResult, evaluate_model
-from ropewalk.evaluation.answered_samples import Prompts, answers_file, write_answers
+from ropewalk.evaluation.predictions import write_predictions
 from ropewalk.evaluation.prompt import PromptEncoder
+from ropewalk.evaluation.record import answers_file
 from ropewalk.evaluation.rows import DrawnDocuments
 from ropewalk.evaluation.samples import Task
 from ropewalk.evaluation.suite_loop import Stores, generated_tasks, generates
@@ -237,14 +238,13 @@ def measure(when: str, model: LossModel, measurement: Measurement, context: RunC
         def progress(what: str, done: int, total: int) -> None:
             advance(done, f"{what} {done}/{total}")
 
-        prompts = Prompts()
-        stores = Stores.in_memory(prompts.add)
+        stores = Stores.in_memory()
         results = _measured(model, measurement, context, progress, stores)
     work.file(evaluation_file(when))
     work.file(answers_file(when))
     if context.is_rank_0:
         output = folder_of(context)
-        write_answers(output, when, prompts.answered(stores.predictions.known))
+        write_predictions(output / answers_file(when), stores.predictions.known.values())
         _write_results(output, when, results)
 
 

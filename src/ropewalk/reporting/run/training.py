@@ -13,6 +13,7 @@ from ropewalk.compatibility import readings
 from ropewalk.data.mixture.report import mixture_sentences
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.score_rows import ScoreRow, score_during, score_rows
+from ropewalk.evaluation.settings import ANSWERS
 from ropewalk.evaluation.tasks.passkey import SUITE
 from ropewalk.experiments.finished_runs import cost_of
 from ropewalk.io.files import parse_json
@@ -20,6 +21,7 @@ from ropewalk.io.lengths import duration, format_length
 from ropewalk.models.checkpoint.card import CARD, is_own_card
 from ropewalk.models.config.auto_class import name_of_class
 from ropewalk.models.config.file import read_config_file
+from ropewalk.reporting import answers
 from ropewalk.reporting.compatibility import readers_parts
 from ropewalk.reporting.figures.evaluation import curve_figure, perplexity_figure, score_figure
 from ropewalk.reporting.figures.search import FactorLines, search_figure
@@ -27,11 +29,11 @@ from ropewalk.reporting.figures.training import training_figure
 from ropewalk.reporting.page import Page, Picture, write_page
 from ropewalk.reporting.run.before_after import conclusion, difference_tables, run_differences, run_results
 from ropewalk.reporting.run.model_card import write_model_card
-from ropewalk.reporting.run.samples import SAMPLES, write_samples_page
 from ropewalk.reporting.scores.tables import evaluation_tables
 from ropewalk.reporting.tables import Part, ResultTable
 from ropewalk.rope import Default, LongRope
 from ropewalk.search import goal_of, rescale_factors
+from ropewalk.training.answers import answers_of_run
 from ropewalk.training.final_weights import describe_weights
 from ropewalk.training.folder import METRICS, PAGE, RECIPE, SUMMARY
 from ropewalk.training.measurement import describe_short_context
@@ -42,7 +44,7 @@ from ropewalk.training.stage_rope.auto import describe_choice
 from ropewalk.training.stage_rope.search import describe_search
 from ropewalk.training.summary import RunResult, StoppedRun
 
-KINDS = {PAGE: "report", SAMPLES: "samples"}
+KINDS = {PAGE: "report", answers.PAGE: "answers"}
 """What a run's pages are called in the terminal; other files are pictures."""
 
 
@@ -235,7 +237,9 @@ def write_run_report(output: Path) -> list[Path]:
     }
     differences = run_differences(summary)
     # Before the page, which has a link to it.
-    samples = write_samples_page(output)
+    sides = answers_of_run(output)
+    title = f"Answers of {output.resolve().name} before and after training"
+    shown = answers.write_answers(output / ANSWERS, title, sides).page if sides else None
     write_page(
         Page(
             f"Context extended from {what}",
@@ -244,12 +248,12 @@ def write_run_report(output: Path) -> list[Path]:
             run_tables(summary),
             details=details,
             lead=conclusion(trained, context, differences),
-            links={} if samples is None else {"Every prompt with its answers before and after": samples.name},
+            links={} if shown is None else {"Every answer before and after": f"{ANSWERS}/{shown.name}"},
             first=difference_tables(differences),
         ),
         page,
     )
-    return [page, *([] if samples is None else [samples]), *(picture.path for picture in pictures)]
+    return [page, *([] if shown is None else [shown]), *(picture.path for picture in pictures)]
 
 
 def draw_passkey(rows: Sequence[ScoreRow], trained_length: int, output: Path) -> list[Picture]:

@@ -417,4 +417,5 @@ def _examples(out: Path, found: Sequence[TaskResult]) -> Iterator[dict[str, Any]
     wanted = {(result.suite, result.task, result.length) for result in found}
     for prediction in read_predictions(out / PREDICTIONS):
         if (prediction.suite, prediction.task, prediction.length) in wanted:
-            yield prediction.to_json()
+            # Its last part ends with the question.
+            yield {**prediction.to_json(), "prompt": prediction.prompt[-1][1] if prediction.prompt else ""}
