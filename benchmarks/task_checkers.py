@@ -137,12 +137,25 @@ def counting_answer(prompt: str) -> str:
     return f"Answer: {len(first)}"
 
 
+def ruler2_values(prompt: str) -> list[str]:
+    """The numbers of the key that the end of the prompt names, in the order of the lines."""
+    (key,) = re.findall(r"What (?:is|are all) the special magic numbers? for (.+) mentioned in .+\?", prompt)
+    return re.findall(rf" for {re.escape(key)} is: (\d+)\.", prompt)
+
+
+def ruler2_needle(sample: Sample, needle: str) -> bool:
+    """Whether a text is the line of one of the values."""
+    lines = [f"magic numbers for {sample.details['key']} is: {value}." for value in sample.references]
+    return needle.startswith("One of the special ") and any(needle.endswith(line) for line in lines)
+
+
 CHECKERS: Mapping[str, Checker] = {
     "graphwalks": Checker(graphwalks_answer),
     "nolima": Checker(
         nolima_name, lambda sample, text: any(text == f[0].format(sample.references[0]) for f in FACTS)
     ),
     "counting": Checker(counting_answer),
+    "ruler2_basic": Checker(lambda prompt: " ".join(ruler2_values(prompt)), ruler2_needle),
     "icl": Checker(icl_label, lambda sample, text: f"{text}\nlabel: {sample.references[0]}\n" in sample.text),
     "mrcr": Checker(mrcr_answer, mrcr_needle),
 }

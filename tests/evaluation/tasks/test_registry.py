@@ -9,8 +9,8 @@ from ropewalk.cli.eval import evaluate as command
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.option_checks import check_together
 from ropewalk.evaluation.settings import OWN, EvaluationSettings, Settings
-from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES
-from ropewalk.evaluation.tasks.suite import Suite
+from ropewalk.evaluation.tasks.registry import BY_NAME, METRICS, SUITES
+from ropewalk.evaluation.tasks.suite import GeneratedSuite, Suite
 
 NAMES = {"lm_eval": {"harness_names": ("mine",)}}
 """What a suite needs to be asked for."""
@@ -83,3 +83,9 @@ def test_each_setting_changes_what_a_folder_is_known_by_where_it_is_read_and_is_
     check_together(
         EvaluationSettings(model="embedded", what=Settings(suites=(other.name,), **{name: default})), 1
     )
+
+
+def test_a_metric_has_one_meaning_in_all_suites() -> None:
+    named = [pair for suite in SUITES if isinstance(suite, GeneratedSuite) for pair in suite.metrics.items()]
+    assert len(named) >= len(METRICS)
+    assert all(METRICS[name] is metric for name, metric in named)

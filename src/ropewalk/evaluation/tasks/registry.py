@@ -17,6 +17,7 @@ from ropewalk.evaluation.tasks import (
     nolima,
     passkey,
     perplexity,
+    ruler2_basic,
 )
 from ropewalk.evaluation.tasks.lm_eval import suites as lm_eval
 from ropewalk.evaluation.tasks.ruler import tasks as ruler
@@ -33,6 +34,7 @@ SUITES: tuple[Suite, ...] = (
     mrcr.SUITE,
     icl.SUITE,
     counting.SUITE,
+    ruler2_basic.SUITE,
     perplexity.SUITE,
     longppl.SUITE,
     lm_eval.SHORT_SUITE,
