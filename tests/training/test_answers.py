@@ -66,13 +66,21 @@ def test_prompts_that_cannot_be_made_again_are_refused(evaluated, tmp_path, chan
     assert write_view(ViewSettings(folder=tmp_path)).samples == 4
 
 
+def test_numbers_of_samples_by_suite_stand_for_the_defaults(evaluated, tmp_path):
+    record = json.loads((evaluated / "results.json").read_text())
+    record["settings"]["samples"] = {"passkey": 50, "ruler": 20}
+    (tmp_path / "results.json").write_text(json.dumps(record))
+    (tmp_path / "predictions.jsonl").write_bytes((evaluated / "predictions.jsonl").read_bytes())
+    assert write_view(ViewSettings(folder=tmp_path, prompts=5)).whole_prompts == 4
+
+
 def test_a_task_whose_data_are_missing_or_unknown_is_named(evaluated, tmp_path, monkeypatch):
     (side,) = read_sides(evaluated)
     monkeypatch.setattr(
         "ropewalk.evaluation.tasks.passkey.PasskeyTask.unavailable", lambda task: "there are no essays"
     )
     with pytest.raises(
-        RopewalkError, match="cannot make the prompts of passkey passkey again: there are no essays"
+        RopewalkError, match="cannot make prompts again: passkey passkey: there are no essays"
     ):
         whole_prompts(evaluated, side, 1)
 

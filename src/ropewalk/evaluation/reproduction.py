@@ -17,8 +17,9 @@ from ropewalk.evaluation.predictions import Prediction, read_predictions
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.record import PREDICTIONS, read_record, rescore
 from ropewalk.evaluation.results import TaskResult
-from ropewalk.evaluation.samples import prompt_digest
+from ropewalk.evaluation.samples import Sample, prompt_digest
 from ropewalk.evaluation.settings import Settings
+from ropewalk.evaluation.suite_loop import generated_tasks
 from ropewalk.evaluation.tasks.registry import BY_NAME
 from ropewalk.evaluation.tasks.suite import GeneratedSuite
 from ropewalk.io.results import Result
@@ -136,15 +137,8 @@ def _encoder(record: Mapping[str, Any], tokenizer: str | None) -> tuple[PromptEn
         return None, Finding(
             "tokenizer", "differs", f"{tokenizer or record['model']} has another tokenizer now"
         )
-    settings = record["settings"]
-    chat = (
-        bool(settings.get("chat")),
-        settings.get("system_prompt"),
-        int(settings.get("thinking_tokens") or 0),
-    )
-    as_turns = record.get("backend", {}).get("prompts") == "turns"
     said = "the tokenizer is that of the record"
-    return PromptEncoder(found, *chat, as_turns), Finding("tokenizer", "reproduced", said)
+    return encoder_of_record(record, found), Finding("tokenizer", "reproduced", said)
 
 
 def _prompts(
@@ -154,7 +148,7 @@ def _prompts(
         why = "there are no stored answers" if not stored else "they need the tokenizer"
         return Finding("prompts", "not checked", f"the prompts were not made again, because {why}")
     try:
-        settings = Settings.model_validate(record["settings"])
+        settings = settings_of(record)
         different = list(_other_prompts(settings, stored, encoder))
     except (RopewalkError, ValueError) as error:
         return Finding("prompts", "not checked", f"the prompts cannot be made again: {error}")
@@ -173,15 +167,54 @@ def _other_prompts(settings: Settings, stored: Sequence[Prediction], encoder: Pr
     for each in stored:
         groups.setdefault((each.suite, each.task, each.length), []).append(each)
     for (name, task, length), answers in groups.items():
-        suite = BY_NAME[name]
-        assert isinstance(suite, GeneratedSuite)
-        made = suite.tasks(settings)[task].samples(
-            encoder, length - encoder.thinking, suite.samples_of(settings), settings.seed
-        )
+        made = samples_again(settings, encoder, name, task, length)
         digests = {sample.index: prompt_digest(sample) for sample in made}
         for each in answers:
             if digests.get(each.index) != each.prompt_sha256:
                 yield f"sample {each.index} of {task} at {length} tokens"
+
+
+def settings_of(record: Mapping[str, Any]) -> Settings:
+    """Settings of an evaluation from its record.
+
+    Raises:
+        ValueError: for settings that this version does not know.
+    """
+    # A record has the numbers that were used: by suite where they are the defaults, which differ.
+    counted = isinstance(record["settings"].get("samples"), int)
+    own = {key: value for key, value in record["settings"].items() if counted or key != "samples"}
+    return Settings.model_validate(own)
+
+
+def encoder_of_record(record: Mapping[str, Any], tokenizer: Any) -> PromptEncoder:
+    """Encoder of an evaluation's prompts from its record, with its tokenizer."""
+    settings, backend = record["settings"], record.get("backend", {})
+    as_turns = backend.get("prompts") == "turns"
+    return PromptEncoder(
+        tokenizer,
+        bool(settings.get("chat")),
+        settings.get("system_prompt"),
+        int(settings.get("thinking_tokens") or 0),
+        as_turns,
+        as_turns and "chat_template_kwargs" in backend.get("extra", {}),
+    )
+
+
+def samples_again(
+    settings: Settings, encoder: PromptEncoder, suite: str, task: str, length: int
+) -> Iterator[Sample]:
+    """The samples of a task and length, made from the seed.
+
+    Raises:
+        RopewalkError: if this version has no such task, or its data are missing.
+    """
+    known = BY_NAME.get(suite)
+    if not isinstance(known, GeneratedSuite) or task not in known.known(settings):
+        raise RopewalkError(f"{suite} has no task {task} in this version of ropewalk")
+    made = generated_tasks(known, [task], settings)[task]
+    if (reason := made.unavailable()) is not None:
+        raise RopewalkError(f"{suite} {task}: {reason}")
+    return made.samples(encoder, length - encoder.thinking, known.samples_of(settings), settings.seed)
 
 
 def _model(record: Mapping[str, Any]) -> Finding:

@@ -15,11 +15,9 @@ from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.predictions import Prediction, SampleKey, read_predictions
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.record import PREDICTIONS, RESULTS, answers_file, read_record
+from ropewalk.evaluation.reproduction import encoder_of_record, samples_again, settings_of
 from ropewalk.evaluation.samples import Sample, prompt_digest
 from ropewalk.evaluation.settings import Settings
-from ropewalk.evaluation.suite_loop import generated_tasks
-from ropewalk.evaluation.tasks.registry import BY_NAME
-from ropewalk.evaluation.tasks.suite import GeneratedSuite
 from ropewalk.io.results import Result
 from ropewalk.training.folder import MODEL, recipe_so_far
 
@@ -152,16 +150,10 @@ def whole_prompts(folder: Path, answers: Answers, first: int) -> dict[SampleKey,
     )
     found = {}
     for suite, task, length in dict.fromkeys(key[:3] for key in answers.predictions):
-        known = BY_NAME.get(suite)
-        if not isinstance(known, GeneratedSuite) or task not in known.known(settings):
-            raise RopewalkError(
-                f"--prompts cannot make the prompts of {suite} {task}, which is not a task of this version"
-            )
-        made = generated_tasks(known, [task], settings)[task]
-        if (reason := made.unavailable()) is not None:
-            raise RopewalkError(f"--prompts cannot make the prompts of {suite} {task} again: {reason}")
-        count = known.samples_of(settings)
-        samples = made.samples(encoder, length - encoder.thinking, count, settings.seed)
+        try:
+            samples = samples_again(settings, encoder, suite, task, length)
+        except RopewalkError as error:
+            raise RopewalkError(f"--prompts cannot make prompts again: {error}") from error
         for sample in islice(samples, first):
             key = suite, task, length, sample.index
             answered = answers.predictions.get(key)
@@ -179,27 +171,20 @@ def whole_prompts(folder: Path, answers: Answers, first: int) -> dict[SampleKey,
 def _of_evaluation(folder: Path) -> tuple[Settings, PromptEncoder]:
     """Settings and encoder of an evaluation."""
     record, _ = read_record(folder)
-    values = dict(record["settings"])
-    # A record has the numbers that were used: by suite where they are the defaults, which differ.
-    if not isinstance(values.get("samples"), int):
-        values.pop("samples", None)
     try:
-        settings = Settings.model_validate(values)
+        settings = settings_of(record)
     except ValidationError as error:
         raise RopewalkError(
             f"--prompts cannot use the settings in {folder / RESULTS}: {error.errors()[0]['msg']}; use the version of "
             "ropewalk that wrote it"
         ) from error
-    backend: Mapping[str, Any] = record.get("backend", {})
     tokenizer = record["tokenizer"] if "tokenizer" in record else record["model"]
     if tokenizer is None:
         raise RopewalkError(
             "--prompts needs the files of a tokenizer, but the tokens of this evaluation were counted by its server or "
             "estimated from words; leave out --prompts"
         )
-    as_turns = backend.get("prompts") == "turns"
-    own_variables = as_turns and "chat_template_kwargs" in backend.get("extra", {})
-    return settings, _encoder(str(tokenizer), settings, as_turns, own_variables)
+    return settings, encoder_of_record(record, _tokenizer(str(tokenizer)))
 
 
 def _of_run(folder: Path, answers: Answers) -> tuple[Settings, PromptEncoder]:
@@ -214,15 +199,11 @@ def _of_run(folder: Path, answers: Answers) -> tuple[Settings, PromptEncoder]:
         if length not in lengths.setdefault(suite, []):
             lengths[suite].append(length)
     settings = recipe.evaluation.settings(tuple(lengths), lengths, recipe.seed)
-    return settings, _encoder(str(folder / MODEL), settings)
+    return settings, PromptEncoder(_tokenizer(str(folder / MODEL)), settings.chat)
 
 
-def _encoder(
-    path: str, settings: Settings, as_turns: bool = False, own_variables: bool = False
-) -> PromptEncoder:
+def _tokenizer(path: str) -> Any:
     try:
-        tokenizer = load_tokenizer(path)
+        return load_tokenizer(path)
     except RopewalkError as error:
         raise RopewalkError(f"--prompts needs the tokenizer of {path}: {error}") from error
-    more = settings.system_prompt, settings.thinking_tokens, as_turns, own_variables
-    return PromptEncoder(tokenizer, settings.chat, *more)
