@@ -6,6 +6,7 @@ Their algorithms are others than the generators'. The tests use them as models t
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,6 +150,66 @@ def ruler2_needle(sample: Sample, needle: str) -> bool:
     return needle.startswith("One of the special ") and any(needle.endswith(line) for line in lines)
 
 
+MOVE = r"(?P<mover>[A-Z][a-z]+) (?:went|went back|journeyed|travelled|moved) to the (?P<place>[a-z]+)\."
+TAKE = r"(?P<taker>[A-Z][a-z]+) (?:took|got|grabbed|picked up) the (?P<taken>[a-z]+)(?: there)?\."
+LEAVE = r"(?P<leaver>[A-Z][a-z]+) (?:left|dropped|discarded|put down) the (?P<left>[a-z]+)(?: there)?\."
+GIFT = r"(?P<giver>[A-Z][a-z]+) (?:gave|handed|passed) the (?P<gift>[a-z]+) to (?P<receiver>[A-Z][a-z]+)\."
+RELATION = r"The (?P<a>[a-z]+) is (?P<side>north|south|east|west) of the (?P<b>[a-z]+)\."
+FACT = re.compile("|".join((MOVE, TAKE, LEAVE, GIFT, RELATION)))
+SIDES = {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
+
+
+def babilong_answer(prompt: str) -> str:
+    """The sentence or word that answers the question, by looking back from the end of the facts."""
+    context, _, question = prompt.partition("<context>\n")[2].partition("\n</context>\nQuestion: ")
+    facts = [found.groupdict() for found in FACT.finditer(context)]
+
+    def where(thing: str, facts: list[dict[str, str]]) -> str | None:
+        """Where a person or thing is after some facts, as far as they tell."""
+        for number, fact in reversed([*enumerate(facts)]):
+            if fact["mover"] == thing:
+                return fact["place"]
+            if fact["taken"] == thing:
+                return where(fact["taker"], facts)
+            if fact["left"] == thing:
+                return where(fact["leaver"], facts[:number])
+        return None
+
+    if found := re.fullmatch(r"Where is (the )?(\w+)\?", question):
+        start = f"The {found[2]} is in the" if found[1] else f"The most recent location of {found[2]} is"
+        place = where(found[2], facts)
+        assert place is not None
+        return f"{start} {place}."
+    if found := re.fullmatch(r"Where was the (\w+) before the (\w+)\?", question):
+        known = [place for end in range(len(facts)) if (place := where(found[1], facts[: end + 1]))]
+        route = [place for place, _ in itertools.groupby(known)]
+        assert route.count(found[2]) == 1, route
+        return f"Before the {found[2]} the {found[1]} was in the {route[route.index(found[2]) - 1]}."
+    if found := re.fullmatch(r"What is (?:(?:the (\w+) (\w+) of)|(?:(\w+) of the (\w+)))\?", question):
+        centre, side = found[1] or found[4], SIDES[found[2] or found[3]]
+        # "What is the a north of?" asks for what lies south of a.
+        wanted = (-side[0], -side[1]) if found[1] else side
+        lies = {fact["a"]: SIDES[fact["side"]] for fact in facts if fact["b"] == centre}
+        for fact in facts:
+            if fact["a"] == centre:
+                across, up = SIDES[fact["side"]]
+                lies[fact["b"]] = -across, -up
+        (answer,) = (place for place, at in lies.items() if at == wanted)
+        return answer
+    asked = {
+        r"What did (?P<giver>\w+) give to (?P<receiver>\w+)\?": "gift",
+        r"Who gave the (?P<gift>\w+) to (?P<receiver>\w+)\?": "giver",
+        r"Who did (?P<giver>\w+) give the (?P<gift>\w+) to\?": "receiver",
+        r"Who gave the (?P<gift>\w+)\?": "giver",
+        r"Who received the (?P<gift>\w+)\?": "receiver",
+    }
+    ((said, part),) = (
+        (found, part) for form, part in asked.items() if (found := re.fullmatch(form, question))
+    )
+    (answer,) = (fact[part] for fact in facts if fact["gift"] and said.groupdict().items() <= fact.items())
+    return answer
+
+
 CHECKERS: Mapping[str, Checker] = {
     "graphwalks": Checker(graphwalks_answer),
     "nolima": Checker(
@@ -158,5 +219,6 @@ CHECKERS: Mapping[str, Checker] = {
     "ruler2_basic": Checker(lambda prompt: " ".join(ruler2_values(prompt)), ruler2_needle),
     "icl": Checker(icl_label, lambda sample, text: f"{text}\nlabel: {sample.references[0]}\n" in sample.text),
     "mrcr": Checker(mrcr_answer, mrcr_needle),
+    "babilong": Checker(babilong_answer, lambda sample, text: FACT.fullmatch(text) is not None),
 }
 """By suite."""

@@ -41,9 +41,9 @@ def evaluate(
     (needle in a haystack, at several depths), nolima (facts that share no word with the question), graphwalks
     (questions about the edges of a graph), icl (label a text by many labelled ones), mrcr (one of several answers to
     the same request in a chat), counting (count and compare classes of lines), ruler2_basic (the two tasks of RULERv2
-    that need no data set), perplexity, longppl (LongPPL, the perplexity of those tokens that need a long context),
-    short (HellaSwag, MMLU, ARC-Challenge and TruthfulQA in lm_eval), longbench (LongBench in lm_eval), and lm_eval (the
-    tasks that --lm-eval-tasks names).
+    that need no data set), babilong (bAbI's facts in a long text), perplexity, longppl (LongPPL, the perplexity of
+    those tokens that need a long context), short (HellaSwag, MMLU, ARC-Challenge and TruthfulQA in lm_eval), longbench
+    (LongBench in lm_eval), and lm_eval (the tasks that --lm-eval-tasks names).
 
     With several processes: torchrun --nproc-per-node 4 -m ropewalk eval MODEL --suite perplexity
     """

@@ -1,6 +1,7 @@
 """MRCR: the checker finds the asked-for text in the chat, and the scores are those of the published scorers."""
 
 import difflib
+import random
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from benchmarks.task_checkers import mrcr_answer as answer
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import Sample
-from ropewalk.evaluation.tasks.mrcr import NEEDLES, google, openai, right_prefix
+from ropewalk.evaluation.tasks.mrcr import NEEDLES, REQUEST_WORDS, fillers, google, openai, right_prefix
 from tests.evaluation.evaluation_cases import byte_tokenizer
 from tests.evaluation.tasks.task_cases import samples_of, scores_of
 
@@ -82,6 +83,12 @@ def test_other_requests_have_the_format_or_the_topic_that_is_asked_for() -> None
     assert alike.count((True, True)) == 2
     assert 0.15 < alike.count((True, False)) / len(found) < 0.45
     assert 0.15 < alike.count((False, True)) / len(found) < 0.45
+
+
+def test_units_are_the_words_of_other_answers_and_a_constant_for_each_request() -> None:
+    for units in [*range(4 * 68, 6 * 68), 10_000]:
+        made = fillers(random.Random(1), ("poem", "rain"), units)
+        assert sum(len(text.split()) for _, text in made) + REQUEST_WORDS * len(made) == units
 
 
 def test_a_wrong_sibling_scores_little(tokenizer: Any) -> None:

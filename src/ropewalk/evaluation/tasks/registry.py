@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.samples import Metric
 from ropewalk.evaluation.tasks import (
+    babilong,
     counting,
     graphwalks,
     icl,
@@ -31,6 +32,7 @@ SUITES: tuple[Suite, ...] = (
     needle.SUITE,
     nolima.SUITE,
     graphwalks.SUITE,
+    babilong.SUITE,
     mrcr.SUITE,
     icl.SUITE,
     counting.SUITE,
