@@ -496,3 +496,31 @@ def test_further_metrics_score_the_same_answers(monkeypatch: pytest.MonkeyPatch)
         "niah",
         3,
     )
+
+
+def test_scores_by_difficulty_are_those_of_its_samples() -> None:
+    samples = [
+        asked_sample(ENCODER, index, details={"difficulty": 1 + index % 2, "context": index // 4})
+        for index in range(12)
+    ]
+    right = [
+        answered(each, str(each.index) if each.index % 2 == 0 or each.index < 4 else "none")
+        for each in samples
+    ]
+    easy, hard = task_result(right, {}).details["difficulties"]
+    assert (easy["difficulty"], easy["n"], easy["score"]) == (1, 6, 100)
+    assert (hard["difficulty"], hard["n"], hard["score"]) == (2, 6, pytest.approx(100 / 3))
+    # Two questions of each level share a text.
+    assert easy["ci95"] == pytest.approx([100 * end for end in wilson_interval(3, 3)])
+
+
+def test_scores_by_fifths_of_the_text_need_enough_samples() -> None:
+    samples = [asked_sample(ENCODER, index, details={"depth": index / 29}) for index in range(30)]
+    right = [
+        answered(each, str(each.index) if each.index < 6 or each.index > 23 else "none") for each in samples
+    ]
+    fifths = task_result(right, {}).details["fifths"]
+    assert [each["depth"] for each in fifths] == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
+    assert [each["n"] for each in fifths] == [6] * 5
+    assert [each["score"] for each in fifths] == [100, 0, 0, 0, 100]
+    assert "fifths" not in task_result(right[:24], {}).details

@@ -33,6 +33,10 @@ BASE_SHARE = 0.85
 """Share of the base score that NoLiMa asks for at the effective length."""
 
 
+LEAST_IN_FIFTHS = 25
+"""Fewest samples that are divided among the fifths of the text: five in each, on average."""
+
+
 def task_result(
     predictions: Sequence[Prediction], details: Mapping[str, Any], rejected: Mapping[int, str] | None = None
 ) -> TaskResult:
@@ -82,6 +86,7 @@ def task_result(
             "over_length": over,
             "empty": sum(not each.answer.strip() for each in predictions),
             **_depths(predictions),
+            **_difficulties(predictions),
             **details,
         },
         samples=tuple(
@@ -138,6 +143,39 @@ def _depths(predictions: Sequence[Prediction]) -> dict[str, Any]:
         return {}
     depths = [float(each.details["depth"]) for each in predictions]
     return {"depths": scores_by_depth(depths, [each.score for each in predictions])}
+
+
+def _difficulties(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """Return the scores by difficulty, as the task counts it; by fifths of the text where the answer stands at a depth.
+
+    A suite whose figure is by depth has chosen its depths, and its scores at each of them are in ``depths``.
+    """
+    found: dict[str, Any] = {}
+    if all("difficulty" in each.details for each in predictions):
+        levels = [float(each.details["difficulty"]) for each in predictions]
+        found["difficulties"] = _by_level("difficulty", levels, predictions)
+    suite = BY_NAME.get(predictions[0].suite)
+    chosen = suite is not None and suite.figure == "by depth"
+    if (
+        not chosen
+        and len(predictions) >= LEAST_IN_FIFTHS
+        and all(isinstance(each.details.get("depth"), int | float) for each in predictions)
+    ):
+        fifths = [min(int(5 * float(each.details["depth"])), 4) for each in predictions]
+        found["fifths"] = _by_level("depth", [(2 * fifth + 1) / 10 for fifth in fifths], predictions)
+    return found
+
+
+def _by_level(name: str, levels: Sequence[float], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    """One entry for each level, ascending, with the score in percent and its interval."""
+    found = []
+    for level in sorted(set(levels)):
+        here = [each for each, at in zip(predictions, levels, strict=True) if at == level]
+        scores = [each.score for each in here]
+        low, high = score_interval(scores, contexts_of([each.details for each in here]))
+        score = 100 * sum(scores) / len(scores)
+        found.append({name: level, "n": len(here), "score": score, "ci95": [100 * low, 100 * high]})
+    return found
 
 
 @dataclass(frozen=True)

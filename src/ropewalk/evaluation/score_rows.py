@@ -42,7 +42,9 @@ class ScoreRow:
         note: why the task did not run, or a remark on the score; empty if there is neither. It may quote a server's
             message of any length.
         metric: name of the metric; empty if the suite has one only.
-        depth: depth of the answer as a share of the text, from 0 to 1; None for a score over all depths.
+        depth: depth of the answer as a share of the text, from 0 to 1; None for a score over all depths. For scores by
+            fifths of the text, the middle of the fifth; ``facts`` then has ``fifths``.
+        difficulty: difficulty as the task counts it, such as steps or needles; None for a score over all of them.
         cell: first position and the position after the last one, in tokens; None for a score over all positions.
         facts: details of the result, such as the number of tokens.
     """
@@ -61,11 +63,12 @@ class ScoreRow:
     depth: float | None = None
     cell: tuple[int, int] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    difficulty: float | None = None
 
     def record(self) -> dict[str, Any]:
         """The row as plain values, without its facts: one line of a data frame."""
         first = {name: getattr(self, name) for name in ("suite", "task", "length", "when", "value")}
-        then = {name: getattr(self, name) for name in ("n", "unit", "metric", "depth")}
+        then = {name: getattr(self, name) for name in ("n", "unit", "metric", "depth", "difficulty")}
         start, end = self.cell or (None, None)
         where = {"start": start, "end": end, "ran": self.ran, "note": self.note}
         return {**first, "low": self.ci95[0], "high": self.ci95[1], **then, **where}
@@ -73,7 +76,8 @@ class ScoreRow:
     @property
     def is_whole(self) -> bool:
         """Whether this is a task's score, and not a part of it or the same score averaged in another way."""
-        return self.depth is None and self.cell is None and self.metric != PUBLISHED
+        parts = (self.depth, self.cell, self.difficulty)
+        return all(each is None for each in parts) and self.metric != PUBLISHED
 
     @property
     def name(self) -> str:
@@ -133,10 +137,15 @@ def _rows(when: str, result: TaskResult) -> Iterator[ScoreRow]:
             cell=(part.start, part.end),
             facts={"n_tokens": part.n_tokens} | ({"spread": spread} if spread else {}),
         )
-    for each in facts.get("depths", ()):
-        ends = _ends(each.get("ci95", (None, None)))
-        depth, value = float(each["depth"]), or_nan(each["score"])
-        yield replace(whole, value=value, ci95=ends, n=int(each["n"]), depth=depth, facts={})
+    for key, name, of in (
+        ("depths", "depth", {}),
+        ("fifths", "depth", {"fifths": True}),
+        ("difficulties", "difficulty", {}),
+    ):
+        for each in facts.get(key, ()):
+            level: dict[str, Any] = {name: float(each[name])}
+            ends, value = _ends(each.get("ci95", (None, None))), or_nan(each["score"])
+            yield replace(whole, value=value, ci95=ends, n=int(each["n"]), facts=of, **level)
 
 
 def by_suite(rows: Iterable[ScoreRow]) -> dict[str, list[ScoreRow]]:

@@ -407,3 +407,37 @@ def test_a_perplexity_that_is_infinite_is_a_gap():
     assert gaps(line) == [False, True, False]
     with pytest.raises(RopewalkError, match="no score from an evaluation during training"):
         evaluation.curve_figure({4: scores[4]})
+
+
+def breakdown(length, **details):
+    return TaskResult("passkey", "passkey", length, 50, 50.0, (40.0, 60.0), details=details)
+
+
+def level(name, value, score):
+    return {name: value, "n": 10, "score": score, "ci95": [score - 5, score + 5]}
+
+
+def test_a_curve_by_depth_has_a_line_for_each_length():
+    results = [
+        breakdown(length, fifths=[level("depth", depth, 100 * depth) for depth in (0.1, 0.3, 0.5, 0.7, 0.9)])
+        for length in (4096, 8192)
+    ]
+    panel = only(evaluation.depth_curve_figure(score_rows({"model": results})))
+    found = lines(panel)
+    assert list(found) == ["4k tokens", "8k tokens"]
+    assert [line.y for line in found.values()] == [pytest.approx((10, 30, 50, 70, 90))] * 2
+    assert ticks(panel.xaxis) == ["0 to 20", "20 to 40", "40 to 60", "60 to 80", "80 to 100"]
+    with pytest.raises(RopewalkError, match="no result has scores by depth"):
+        evaluation.depth_curve_figure(score_rows({"model": [breakdown(4096)]}))
+
+
+def test_a_map_by_difficulty_has_a_cell_for_each_length():
+    results = [
+        breakdown(length, difficulties=[level("difficulty", n, 10 * n) for n in (2, 4, 8)])
+        for length in (4096, 8192)
+    ]
+    panel = only(evaluation.difficulty_figure(score_rows({"model": results})))
+    assert cells(panel).values == [[20, 20], [40, 40], [80, 80]]
+    assert ticks(panel.yaxis) == ["2", "4", "8"]
+    with pytest.raises(RopewalkError, match="no result has scores by difficulty"):
+        evaluation.difficulty_figure(score_rows({"model": [breakdown(4096)]}))

@@ -83,6 +83,10 @@ MOST_IN_AXIS = 50
 """Largest number of characters of two names in the label of an axis."""
 
 
+FIFTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Middles of the fifths of a text."""
+
+
 def score_figure(
     rows: Rows, trained_length: int | None = None, title: str = "", threshold: float | None = None
 ) -> Figure:
@@ -313,6 +317,66 @@ def _position_scale(axes: Axes, edges: Sequence[int]) -> float:
     return left
 
 
+def difficulty_figure(rows: Rows, title: str = "") -> Figure:
+    """Draw scores by length and difficulty as a heat map, with the easiest at the top.
+
+    Args:
+        rows: scores of one task, or of tasks that each have one difficulty, at one or more lengths; those by difficulty
+            are drawn.
+    """
+    rows = [row for row in rows if row.difficulty is not None and row.length is not None]
+    found = {(row.difficulty, row.length): row for row in rows}
+    levels = sorted({row.difficulty for row in rows if row.difficulty is not None})
+    lengths = sorted({row.length for row in rows if row.length is not None})
+    if not found:
+        raise RopewalkError("no result has scores by difficulty, so there is nothing to draw")
+    values = [[_value(found.get((level, length))) for length in lengths] for level in levels]
+    (axes,) = canvas(height=max(2.4, 1.1 + 0.3 * len(levels)), grid="")
+    names = index_ticks([*map(length_text, lengths)], NUMBERED_COLUMNS)
+    scale(axes.xaxis, "length (tokens)", limits=(-0.5, len(lengths) - 0.5), ticks=names)
+    names = index_ticks([f"{level:g}" for level in levels], MOST_DEPTHS)
+    scale(axes.yaxis, "difficulty", limits=(len(levels) - 0.5, -0.5), ticks=names)
+    size = 8.5 if len(lengths) <= NUMBERED_COLUMNS and len(levels) <= NUMBERED_ROWS else 0.0
+    heat_map(axes, values, "even", 0, 100, PERCENT, lambda value: f"{value:.0f}", numbers=size)
+    words = f"Score in percent, over {_range(sorted({row.n for row in rows}))} samples per cell."
+    told = (
+        f"{tokens_text(length)}: "
+        + ", ".join(f"{line[column]:.0f} % at {level:g}" for level, line in zip(levels, values, strict=True))
+        for column, length in enumerate(lengths)
+    )
+    return complete([axes], title, words, told)
+
+
+def depth_curve_figure(rows: Rows, title: str = "") -> Figure:
+    """Draw scores by the fifth of the text in which the answer stands, one line for each length.
+
+    Args:
+        rows: scores of one task of one model; those by fifths are drawn, of the longest lengths if lines of all could
+            not be told apart.
+    """
+    by_length: dict[int, list[ScoreRow]] = {}
+    for row in sorted(rows, key=lambda row: row.depth or 0):
+        if row.depth is not None and row.facts.get("fifths") and row.length is not None:
+            by_length.setdefault(row.length, []).append(row)
+    if not by_length:
+        raise RopewalkError("no result has scores by depth, so there is nothing to draw")
+    lengths = sorted(sorted(by_length, reverse=True)[: style.MOST_LINES])
+    (axes,) = canvas(height=style.HEIGHT_INCHES)
+    names = [(depth, f"{100 * depth - 10:.0f} to {100 * depth + 10:.0f}") for depth in FIFTHS]
+    scale(axes.xaxis, "depth of the answer in the text (%)", limits=(0, 1), ticks=names)
+    percent_scale(axes.yaxis, PERCENT)
+    direct = _has_end_labels({tokens_text(length): None for length in lengths})
+    for number, length in enumerate(lengths):
+        points = {row.depth: row for row in by_length[length]}
+        _draw_line(axes, points, series_look(number, len(lengths)), tokens_text(length), direct)
+    drawn = [row for length in lengths for row in by_length[length]]
+    told = (
+        f"{tokens_text(length)}: {_told_depths([row.depth or 0 for row in own], [row.value for row in own])}"
+        for length, own in sorted(by_length.items())
+    )
+    return complete([axes], title, _samples_words(drawn), told, keys=[] if direct else [axes])
+
+
 def needle_figure(rows: Rows, title: str = "") -> Figure:
     """Draw correct answers by length and depth as a heat map, with a depth of 0 % at the top.
 
@@ -320,6 +384,7 @@ def needle_figure(rows: Rows, title: str = "") -> Figure:
         rows: scores of one task at one or more lengths; those by depth are drawn. Lengths that did not run are hatched
             and labelled.
     """
+    rows = [row for row in rows if row.difficulty is None]
     found = {(row.depth, row.length): row for row in rows if row.length is not None}
     lengths = sorted({row.length for row in rows if row.length is not None})
     depths = sorted({row.depth for row in rows if row.depth is not None})

@@ -31,6 +31,8 @@ from ropewalk.io.files import plain_name
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.figures.drawing import Figure
 from ropewalk.reporting.figures.evaluation import (
+    depth_curve_figure,
+    difficulty_figure,
     needle_figure,
     perplexity_figure,
     retention_figure,
@@ -112,6 +114,7 @@ def _suite_figures(
         for task, own in tasks.items():
             yield f"{name}-{task}", needle_figure(own, f"{model}{name}{haystack_words(own)}, {task}")
     elif kind in ("by length", "tasks") and is_by_length(rows):
+        yield from _breakdowns(name, model, tasks)
         measured = [row for row in rows if row.ran and row.length is not None]
         # All tasks share a figure if they have an overall score.
         if measured and (OVERALL in tasks or kind == "tasks"):
@@ -126,6 +129,27 @@ def _suite_figures(
                 line = threshold if suite is None or suite.base_length is None else None
                 figure = score_figure(own, _trained(own), title, line)
                 yield name if is_main else f"{name}-{task}", figure
+
+
+def _breakdowns(
+    name: str, model: str, tasks: Mapping[str, Sequence[ScoreRow]]
+) -> Iterator[tuple[str, Figure]]:
+    """Figures by length and difficulty, and by depth, of tasks that have such scores.
+
+    Tasks with one difficulty each, such as MRCR's numbers of needles, share a figure.
+    """
+    levels = {task: {row.difficulty for row in own} - {None} for task, own in tasks.items()}
+    # Further metrics of the same answers, named task.metric, would be mixed with them.
+    single = [task for task, found in levels.items() if len(found) == 1 and "." not in task]
+    if len({level for task in single for level in levels[task]}) > 1:
+        together = [row for task in single for row in tasks[task]]
+        yield f"{name}-difficulty", difficulty_figure(together, f"{model}{name} by difficulty")
+    for task, own in tasks.items():
+        words = f"{model}{name if task == name else f'{name}, {task}'}"
+        if len(levels[task]) > 1 and "." not in task:
+            yield f"{name}-{task}-difficulty", difficulty_figure(own, f"{words} by difficulty")
+        if "." not in task and any(row.facts.get("fifths") for row in own):
+            yield f"{name}-{task}-depth", depth_curve_figure(own, f"{words} by depth")
 
 
 def longest_by_position(name: str, rows: Sequence[ScoreRow]) -> list[ScoreRow]:
