@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ropewalk.cli import app as program
-from ropewalk.evaluation.predictions import Prediction, PredictionLog
+from ropewalk.evaluation.predictions import Prediction, PredictionLog, write_predictions
 from tests.cli.byte_checkpoint import save_byte_checkpoint
+from tests.evaluation.test_excerpts import answered
 
 Run = Callable[..., int]
 
@@ -274,6 +275,34 @@ def test_scores_are_computed_again_without_a_model(
     path.write_text(json.dumps(lines[0]) + "\n")
     assert run("rescore", out) == 2
     assert "was computed from 3 predictions, but predictions.jsonl has 1" in capsys.readouterr().err
+
+
+def test_view_writes_pages_and_opens_a_browser_only_for_someone_who_sees_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setenv("DISPLAY", ":0")
+    write_predictions(tmp_path / "a" / "predictions.jsonl", [answered("one"), answered("two", index=1)])
+    assert run("view", tmp_path / "a", "--json") == 0
+    page = tmp_path / "a" / "answers" / "index.html"
+    wanted = {"page": str(page), "samples": 2, "paired": 2, "whole_prompts": 0}
+    assert json.loads(capsys.readouterr().out) == wanted
+    assert run("view", tmp_path / "a", "--out", tmp_path / "a" / "answers") == 0
+    assert capsys.readouterr().out == f"page  {page}\n"
+    assert opened == []
+    monkeypatch.setattr("ropewalk.cli.output.Terminal.is_terminal", True)
+    assert run("view", tmp_path / "a", "--no-open") == run("view", tmp_path / "a", "--json") == 0
+    assert opened == []
+    assert run("view", tmp_path / "a") == 0
+    assert opened == [page.as_uri()]
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert run("view", tmp_path / "a") == 0
+    assert len(opened) == 1
+    assert run("view", tmp_path) == 2
+    assert "holds the mean of several checkpoints" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ function segments(parts, name, empty) {
     if (typeof part === "string") pre.append(part);
     else if (typeof part === "number") pre.append(make("span", "gap", ` … (${number(part)} characters left out) … `));
     else if (part[0] === "needle") pre.append(make("mark", "", part[1]));
-    else pre.append(make("span", "role", part[1]), "\n");
+    else pre.append(make("span", "role", part[1]));
   }
   if (!parts.length) pre.append(make("span", "gap", empty));
   return pre;
