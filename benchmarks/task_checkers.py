@@ -33,15 +33,18 @@ class Checker:
     is_needle: Callable[[Sample, str], bool] | None = None
 
 
-def check(sample: Sample) -> None:
+LEAST_FILL = 0.99
+
+
+def check(sample: Sample, least_fill: float = LEAST_FILL) -> None:
     """Raise AssertionError unless a sample has one right answer, which is its reference, whole needles, and is full.
 
-    Prompt and longest answer must take 99 to 100 % of the length.
+    ``least_fill`` is the least share of the length that prompt and longest answer take.
     """
     checker = CHECKERS[sample.suite]
     said = checker.answer(sample.whole)
     assert METRICS[sample.metric](said, sample.references, sample.details) == 1, (sample.references, said)
-    assert 0.99 <= sample.fill <= 1, sample.fill
+    assert least_fill <= sample.fill <= 1, sample.fill
     if checker.is_needle is not None:
         needles = [sample.whole[start:end] for start, end in sample.details["spans"]]
         assert needles
