@@ -19,6 +19,7 @@ from ropewalk.evaluation.samples import (
     LengthTooShort,
     Sample,
     fitted_samples,
+    grouped_samples,
     prompt_digest,
     sample_random,
 )
@@ -328,3 +329,25 @@ def test_a_sample_with_earlier_turns_survives_json_and_has_a_digest_of_its_own()
     assert len({prompt_digest(each) for each in (sample, moved, replace(sample, earlier=()))}) == 3
     assert sample.whole.startswith("User: a\nAssistant: b\nUser: aaaa")
     assert sample.whole.endswith("\nAssistant: b")
+
+
+# With this tokenizer, the question with the most characters has 5 tokens, and the other 14.
+QUESTIONS = ("aaaa" * 5, "xyxyxyxyxyxyxy")
+
+
+@pytest.mark.parametrize("group", [2, 4])
+def test_questions_about_a_text_fit_whichever_has_most_tokens(group: int) -> None:
+    def drafts(index: int, units: int) -> Draft:
+        return Draft("x" * units + "." + QUESTIONS[index % 2], "", ("",))
+
+    made = list(grouped_samples(FORM, MERGING, 60, 6, group, lambda length: drafts))
+    assert [sample.index for sample in made] == list(range(6))
+    texts = [sample.text.partition(".")[0] for sample in made]
+    assert [text == texts[0] for text in texts] == [True] * 6
+    assert max(sample.fill for sample in made) == 1
+    # Where only the fewest units fit, tokens decide too.
+    shortest = 10 + len(".") + 14 + 1
+    with pytest.raises(LengthTooShort, match=f"shortest length with this tokenizer is {shortest}"):
+        grouped_samples(FORM, MERGING, shortest - 1, 6, group, lambda length: drafts)
+    least = grouped_samples(FORM, MERGING, shortest, 6, group, lambda length: drafts)
+    assert [sample.text for sample in least] == [f".{QUESTIONS[index % 2]}" for index in range(6)]

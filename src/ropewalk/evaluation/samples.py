@@ -300,26 +300,30 @@ def grouped_samples(
 
         def longest(text: int, units: int) -> Draft:
             each = [drafts(index, units) for index in about(text)]
-            tokens = _counts(encoder, each) if len(each) > 1 else [0]
-            chosen = each[tokens.index(max(tokens))]
+            # Tokens decide only where nothing can be left out: counting all questions takes many times as long.
+            sizes = _counts(encoder, each) if units <= fewest else [len(draft.text) for draft in each]
+            chosen = each[sizes.index(max(sizes))]
             return replace(chosen, details={"units": units})
 
         return longest
 
     fitted = fitted_samples(form, encoder, length, math.ceil(count / group), longest_at, fewest)
     drafts = drafts_at(length)
+
+    def all_about(text: int, units: int) -> list[Sample]:
+        each = [drafts(index, units) for index in about(text)]
+        return counted_samples(form, encoder, length, about(text), each)
+
+    def whole(text: int, units: int) -> list[Sample]:
+        # The question with the most characters may have a few tokens less than another.
+        found = all_about(text, units)
+        while units > fewest and any(sample.fill > 1 for sample in found):
+            units -= 1
+            found = all_about(text, units)
+        return found
+
     # A generator of its own, so that errors are raised by the call itself.
-    return (
-        sample
-        for text in fitted
-        for sample in counted_samples(
-            form,
-            encoder,
-            length,
-            about(text.index),
-            [drafts(index, text.details["units"]) for index in about(text.index)],
-        )
-    )
+    return (sample for text in fitted for sample in whole(text.index, text.details["units"]))
 
 
 def _shortest(needed: Callable[[int], int], near: int) -> int:
