@@ -82,8 +82,7 @@ def _as_text(value: Any) -> Any:
 class _Checked(BenchmarkSettings):
     suites: Annotated[Several[SuiteName], COMMON, Option(name="--suite")] = Field(
         default=("perplexity", "passkey"),
-        description=f"Suites to run, separated by commas: {', '.join(BY_NAME)}. short stands for tasks with short "
-        "contexts, such as MMLU.",
+        description=f"Suites to run, separated by commas: {', '.join(BY_NAME)}.",
     )
 
     @model_validator(mode="before")
