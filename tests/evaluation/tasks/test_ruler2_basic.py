@@ -31,6 +31,10 @@ def test_lines_give_the_answer(task: str) -> None:
         counts = sorted(map(keys.count, set(keys)))
         assert set(counts[3:]) == {VALUES[task]}
         assert all(VALUES[task] - 1 <= count <= VALUES[task] for count in counts)
+        if VALUES[task] > 1:
+            # Shuffled: in turn, the first quarter would name each key once.
+            quarter = [key for key in keys if key != sample.details["key"]][: len(keys) // 4]
+            assert len(set(quarter)) < len(quarter)
         assert len(sample.references) == len(sample.details["spans"]) == VALUES[task]
         places += [start / len(sample.text) for start, _ in sample.details["spans"]]
     assert min(places) < 0.2
