@@ -223,7 +223,7 @@ def name_contained(answer: str, references: Sequence[str], details: Mapping[str,
 
 def name_alone(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:
     """1 if the answer contains the name and that of nobody else in the text, else 0."""
-    return float(references[0] in answer and not any(other in answer for other in details["others"]))
+    return float(references[0] in answer and not any(other in answer for other in details.get("others", ())))
 
 
 def _tasks(settings: BenchmarkSettings) -> dict[str, Association]:
