@@ -36,11 +36,12 @@ from ropewalk.experiments.run import compare, conclusion
 from ropewalk.experiments.settings import CompareSettings
 from ropewalk.experiments.statistics import differences, means_over_seeds
 from ropewalk.parallel.context import RunContext
+from ropewalk.rope.theory import recommended_theta
 
 MULTIPLES = (2, 4, 8)
 """Lengths, as multiples of the trained length."""
 REFERENCE = "theta"
-NONE, DROPE = "none", "drope"
+NONE, DROPE, COPE = "none", "drope", "cope"
 ROPES: Mapping[str, Any] = {
     # The base that `ropewalk inspect --target` recommends, which a stage has by default.
     REFERENCE: "theta",
@@ -52,7 +53,7 @@ ROPES: Mapping[str, Any] = {
         "method": "longrope",
         "search": {"space": "critical-dimension", "objective": "needle"},
     },
-    "cope": "cope",
+    COPE: "cope",
     DROPE: "none",
 }
 """RoPE of the stage of each method that trains."""
@@ -67,6 +68,7 @@ class Setup:
     Attributes:
         model: checkpoint.
         trained: its trained length, tokens.
+        rope_theta, rotary_dim: its base and rotated dimensions of a head.
         data: of the recipe.
         steps, tokens_per_step, tokens_per_batch, learning_rate: of every training.
         evaluation: options of `ropewalk eval`, except lengths and seed.
@@ -74,6 +76,8 @@ class Setup:
 
     model: str
     trained: int
+    rope_theta: float
+    rotary_dim: int
     data: Mapping[str, Any]
     steps: int
     tokens_per_step: int
@@ -88,6 +92,10 @@ class Setup:
             # Its softmax scale is measured at all lengths that it serves.
             scales = {"lengths": [times * self.trained for times in MULTIPLES]}
             context, rope = self.trained, {"method": rope, "softmax_scale": scales}
+        if method == COPE:
+            # Its authors raise the base as well; here it has the reference's.
+            base = recommended_theta(self.rope_theta, self.trained, length, self.rotary_dim).rope_theta
+            rope = {"method": rope, "rope_theta": base}
         return {
             "context": context,
             "rope": rope,
@@ -168,6 +176,8 @@ def setup_of(name: str, data: Path | None, runs: Path) -> Setup:
         return Setup(
             "embedded:retrieval",
             256,
+            1e4,
+            32,
             {
                 "sources": [{"path": str(corpus / f"{each}.jsonl"), "name": each} for each in shares],
                 "mixture": {"shares": shares, "tokens": 520_000, "shuffle": True},
@@ -185,6 +195,8 @@ def setup_of(name: str, data: Path | None, runs: Path) -> Setup:
     return Setup(
         str(data / "smollm2"),
         8192,
+        1e5,
+        64,
         {"sources": [str(books / "train")], "validation_sources": [str(books / "validation")]},
         # 500K tokens, as of the embedded model.
         8,
@@ -320,6 +332,35 @@ def at_length(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+SHOWN = ("perplexity", "passkey", *NEEDLES)
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """The tables of docs/comparisons.md: for each length what the comparison concludes, and the scores."""
+    parts = []
+    for table in result["lengths"].values():
+        length, seeds = table["length"], len(table["seeds"])
+        trained = min(int(name.split()[1]) for name in table["scores"][REFERENCE])
+        columns = [f"perplexity {trained}", *(f"{task} {length}" for task in SHOWN)]
+        lines = [
+            f"**{length:,} tokens, {seeds} seed{'s' if seeds > 1 else ''}.** {table['conclusion']}",
+            "",
+            f"| method | {' | '.join(columns)} | minutes of training + rest |",
+            f"| --- |{' --- |' * (len(columns) + 1)}",
+        ]
+        for method, scores in table["scores"].items():
+            differences = table["differences"].get(method, {})
+            cells = []
+            for column in columns:
+                star = " ★" if differences.get(column, {}).get("real") else ""
+                cells.append(f"{scores[column][0]:.1f}{star}" if column in scores else "")
+            spent = table["cost"].get(method)
+            time = f"{spent['training_minutes']:.1f} + {spent['other_minutes']:.1f}" if spent else ""
+            lines.append(f"| `{method}` | {' | '.join(cells)} | {time} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("model", choices=["embedded", "smollm2"])
@@ -353,7 +394,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for length in lengths
     }
     stages = {method: setup.stage(method, max(lengths)) for method in options.methods}
-    write(f"methods_{options.model}", {"model": setup.model, "stages": stages, "lengths": tables}, options)
+    result = {"model": setup.model, "stages": stages, "lengths": tables}
+    write(f"methods_{options.model}", result, options)
+    print(page(result))
 
 
 def smaller(setup: Setup) -> Setup:
@@ -362,6 +405,8 @@ def smaller(setup: Setup) -> Setup:
     return Setup(
         setup.model,
         setup.trained,
+        setup.rope_theta,
+        setup.rotary_dim,
         {key: value for key, value in setup.data.items() if key != "mixture"},
         2,
         2 * setup.trained,

@@ -7,7 +7,17 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from benchmarks.method_comparison import DROPE, MULTIPLES, ROPES, Setup, setup_of, write_corpus
+from benchmarks.common import RESULTS
+from benchmarks.method_comparison import (
+    DROPE,
+    MULTIPLES,
+    ROPES,
+    Setup,
+    at_length,
+    page,
+    setup_of,
+    write_corpus,
+)
 from ropewalk.data.read.embedded import resolve_model
 from ropewalk.experiments.grid import make_grid
 from tests.benchmarks.benchmark_cases import small
@@ -61,3 +71,15 @@ def test_it_runs_on_small_sizes(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.method_comparison.compare", None)
     (again,) = small("method_comparison", tmp_path, *arguments)["lengths"].values()
     assert again == table
+
+
+def test_the_page_has_the_tables_of_the_result():
+    result = json.loads((RESULTS / "methods_embedded.json").read_text())
+    assert page(result) in (RESULTS.parents[1] / "docs" / "comparisons.md").read_text()
+    for table in result["lengths"].values():
+        files = [
+            json.loads((RESULTS / "methods_embedded" / f"{table['length']}-seed{seed}.json").read_text())
+            for seed in table["seeds"]
+        ]
+        # As text, because NaN differs from itself.
+        assert json.dumps(at_length(files)) == json.dumps(table)
