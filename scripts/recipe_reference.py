@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from ropewalk.data.settings import InterleaveSettings, MixtureSettings, SourceSpec
+from ropewalk.data.mixture.settings import MixtureSettings
+from ropewalk.data.settings import InterleaveSettings, SourceSpec
 from ropewalk.evaluation.settings import OWN
 from ropewalk.io.lengths import format_length
 from ropewalk.io.settings import Option, Settings, choices_in, free_mark

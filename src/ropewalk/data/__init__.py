@@ -44,9 +44,9 @@ if TYPE_CHECKING:
         preview as preview,
         stats as stats,
     )
+    from ropewalk.data.mixture.settings import MixtureSettings as MixtureSettings
     from ropewalk.data.settings import (
         InterleaveSettings as InterleaveSettings,
-        MixtureSettings as MixtureSettings,
         PackConfig as PackConfig,
         PackingSettings as PackingSettings,
         PreviewConfig as PreviewConfig,

@@ -21,20 +21,14 @@ from ropewalk.data import (
     tokenizer_identity,
 )
 from ropewalk.data.mixture.report import mixture_reports, mixture_sentences
+from ropewalk.data.mixture.settings import MixtureSettings
 from ropewalk.data.read.draw import drawn
 from ropewalk.data.read.identity import inputs_identity
 from ropewalk.data.read.input_splits import is_blank, read_input_split, refuse_duplicates, source_splits
 from ropewalk.data.rows.kinds import short_rows_of
 from ropewalk.data.rows.pack import held_out_texts, refuse_cut_documents
 from ropewalk.data.rows.packed_rows import WORK, is_packed
-from ropewalk.data.settings import (
-    LIMITS,
-    MixtureSettings,
-    PackConfig,
-    SourceSpec,
-    ValidationSettings,
-    WorkSettings,
-)
+from ropewalk.data.settings import LIMITS, PackConfig, SourceSpec, ValidationSettings, WorkSettings
 from ropewalk.data.statistics import targets_of_documents
 from ropewalk.data.tokens.chat import required_template
 from ropewalk.errors import RopewalkError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ropewalk.data.mixture.mixture import Mixture, mix
 from ropewalk.data.mixture.report import explain
-from ropewalk.data.settings import MixtureSettings
+from ropewalk.data.mixture.settings import MixtureSettings
 from ropewalk.errors import RopewalkError
 from tests.data.cases import changed
 

@@ -9,7 +9,7 @@ import pytest
 
 from ropewalk.data.mixture.mixture import Mixture, mix
 from ropewalk.data.mixture.report import MixtureReport, explain
-from ropewalk.data.settings import MixtureSettings
+from ropewalk.data.mixture.settings import MixtureSettings
 
 NAMES = ("arxiv", "wiki", "books")
 

@@ -9,6 +9,7 @@ import pytest
 
 import ropewalk.data.read.retrieval as retrieval
 import ropewalk.evaluation.tasks as evaluation
+from ropewalk.data.mixture.settings import MixtureSettings
 from ropewalk.data.mixture.synthetic import (
     COUNT,
     FIND,
@@ -18,7 +19,6 @@ from ropewalk.data.mixture.synthetic import (
     explain_synthetic,
     synthetic_report,
 )
-from ropewalk.data.settings import MixtureSettings
 from ropewalk.evaluation.tasks.longeval import LARGEST_VALUE
 from ropewalk.evaluation.tasks.passkey import LARGEST_KEY
 from ropewalk.evaluation.tasks.ruler.niah import draw_word

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ropewalk.data.settings import MixtureSettings
+from ropewalk.data.mixture.settings import MixtureSettings
 from ropewalk.io.lengths import counted
 
 LEVEL = 6

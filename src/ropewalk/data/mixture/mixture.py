@@ -26,7 +26,7 @@ from ropewalk.data.mixture.report import (
     lengths_in_words,
     report_on,
 )
-from ropewalk.data.settings import MixtureSettings
+from ropewalk.data.mixture.settings import MixtureSettings
 from ropewalk.errors import RopewalkError
 from ropewalk.io.lengths import counted
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ropewalk.data.settings import MixtureSettings, SyntheticTask
+from ropewalk.data.mixture.settings import MixtureSettings, SyntheticTask
 from ropewalk.io.lengths import counted
 
 VERSION = 1

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ropewalk.data.mixture.gzip_ratio import drop_by_gzip_ratio, gzip_report
 from ropewalk.data.mixture.mixture import mix
+from ropewalk.data.mixture.settings import MixtureSettings
 from ropewalk.data.mixture.synthetic import VERSION as SYNTHETIC_VERSION
 from ropewalk.data.mixture.synthetic import synthetic_report
 from ropewalk.data.read.files import hidden_entries
@@ -44,7 +45,6 @@ from ropewalk.data.rows.writer import (
 )
 from ropewalk.data.settings import (
     LATER_FIELDS,
-    MixtureSettings,
     PackConfig,
     PackingSettings,
     RowPolicies,

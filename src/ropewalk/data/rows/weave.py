@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from ropewalk.data.mixture.settings import MixtureSettings
 from ropewalk.data.mixture.synthetic import ASKED, Exam, TaskCounts, WovenCounts, draw_exam
 from ropewalk.data.rows.special_tokens import DocumentEnds
-from ropewalk.data.settings import MixtureSettings, PackingSettings
+from ropewalk.data.settings import PackingSettings
 from ropewalk.data.tokens.chat import encode_spans, token_ids
 from ropewalk.data.tokens.corpus import Corpus, TokenReader
 from ropewalk.data.tokens.tokenise import Encoder, SpecialTokens

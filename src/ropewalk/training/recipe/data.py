@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from ropewalk.data.settings import MixtureSettings, RowPolicies, SourceSpec
+from ropewalk.data.mixture.settings import MixtureSettings
+from ropewalk.data.settings import RowPolicies, SourceSpec
 from ropewalk.io.settings import FREE, Count, Settings
 
 
