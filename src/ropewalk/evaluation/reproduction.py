@@ -94,7 +94,10 @@ def _scores(folder: Path, results: Sequence[TaskResult], stored: bool) -> Findin
     # Losses of texts are stored as such; what has no answers was not computed again.
     answered = [each for each in ran if each.unit == "percent"]
     for each in answered:
-        other = again[each.suite, each.task, each.length]
+        other = again.get((each.suite, each.task, each.length))
+        if other is None:
+            said = f"{each.suite} {each.task} at {each.length} tokens does not follow from the stored answers"
+            return Finding("scores", "differs", said)
         if (other.n, *_plain(other)) != (each.n, *_plain(each)):
             return Finding(
                 "scores",
