@@ -164,6 +164,7 @@ class EvaluateKeywords(TypedDict, total=False):
 
     average: bool
     batch_size: int
+    benchmark_data: str | Mapping[str, str | PathLike[str]]
     beyond_config: bool
     chat: bool
     compat: Literal["none", "nvidia"]
@@ -204,6 +205,7 @@ class EvaluateKeywords(TypedDict, total=False):
     position_bins: int | None
     prefill_chunk: str | int
     prose: Mapping[str, Any] | Settings
+    published: Mapping[str, Any] | Settings
     retries: int
     rope: str | PathLike[str] | None
     rows: int
@@ -235,6 +237,9 @@ class EvaluateKeywords(TypedDict, total=False):
                 "icl",
                 "counting",
                 "ruler2_basic",
+                "openai_mrcr",
+                "google_mrcr",
+                "longbench_v2",
                 "perplexity",
                 "longppl",
                 "short",
@@ -254,6 +259,9 @@ class EvaluateKeywords(TypedDict, total=False):
             "icl",
             "counting",
             "ruler2_basic",
+            "openai_mrcr",
+            "google_mrcr",
+            "longbench_v2",
             "perplexity",
             "longppl",
             "short",
@@ -276,6 +284,9 @@ class EvaluateKeywords(TypedDict, total=False):
                 "icl",
                 "counting",
                 "ruler2_basic",
+                "openai_mrcr",
+                "google_mrcr",
+                "longbench_v2",
                 "perplexity",
                 "longppl",
                 "short",
@@ -295,6 +306,9 @@ class EvaluateKeywords(TypedDict, total=False):
             "icl",
             "counting",
             "ruler2_basic",
+            "openai_mrcr",
+            "google_mrcr",
+            "longbench_v2",
             "perplexity",
             "longppl",
             "short",

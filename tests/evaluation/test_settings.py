@@ -97,3 +97,10 @@ def test_no_two_suites_have_a_setting_of_the_same_name() -> None:
     own = [field for kind in OWN.values() for field in kind.model_fields]
     assert len(own) == len(set(own))
     assert not set(own) & {*BenchmarkSettings.model_fields, *OWN}
+
+
+def test_files_of_an_unknown_suite_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text("[]")
+    with pytest.raises(ValueError, match=r"unknown suite in --benchmark-data 'longbnech_v2'.*longbench_v2"):
+        Settings(suites=("longbench_v2",), benchmark_data={"longbnech_v2": path})

@@ -43,7 +43,8 @@ def evaluate(
     the same request in a chat), counting (count and compare classes of lines), ruler2_basic (the two tasks of RULERv2
     that need no data set), babilong (bAbI's facts in a long text), perplexity, longppl (LongPPL, the perplexity of
     those tokens that need a long context), short (HellaSwag, MMLU, ARC-Challenge and TruthfulQA in lm_eval), longbench
-    (LongBench in lm_eval), and lm_eval (the tasks that --lm-eval-tasks names).
+    (LongBench in lm_eval), and lm_eval (the tasks that --lm-eval-tasks names). With the authors' own files
+    (--benchmark-data): openai_mrcr, google_mrcr and longbench_v2.
 
     With several processes: torchrun --nproc-per-node 4 -m ropewalk eval MODEL --suite perplexity
     """

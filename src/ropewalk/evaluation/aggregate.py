@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,6 +70,7 @@ def task_result(
         reason="; ".join(
             [
                 *([f"{over} prompts with their maximum answer exceed the length"] if over else []),
+                *_shortened(predictions),
                 *([_unended(unended, len(predictions))] if unended else []),
                 *([_not_answered(rejected, len(predictions))] if rejected else []),
             ]
@@ -87,6 +88,7 @@ def task_result(
             "empty": sum(not each.answer.strip() for each in predictions),
             **_depths(predictions),
             **_difficulties(predictions),
+            **_groups(predictions),
             **details,
         },
         samples=tuple(
@@ -136,6 +138,18 @@ def _not_answered(rejected: Mapping[int, str], answered: int) -> str:
     )
 
 
+def _shortened(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """What a length left out of the questions of a file."""
+    cut = [each.details["tokens_cut"] for each in predictions if "tokens_cut" in each.details]
+    if cut:
+        yield (
+            f"{len(cut)} of {len(predictions)} prompts were too long, and their middle was left out "
+            f"({min(cut):,} to {max(cut):,} tokens)"
+        )
+    if too_long := max(int(each.details.get("too_long", 0)) for each in predictions):
+        yield f"{too_long} of {len(predictions) + too_long} questions are too long and were not asked"
+
+
 def _depths(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the scores by depth, for suites whose figure is by depth."""
     suite = BY_NAME.get(predictions[0].suite)
@@ -166,7 +180,18 @@ def _difficulties(predictions: Sequence[Prediction]) -> dict[str, Any]:
     return found
 
 
-def _by_level(name: str, levels: Sequence[float], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+def _groups(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The scores by the labels of questions, for each grouping that all of them have."""
+    labels = [each.details.get("groups", {}) for each in predictions]
+    found: dict[str, Any] = {}
+    for grouping in labels[0]:
+        if all(grouping in each for each in labels):
+            of = [str(each[grouping]) for each in labels]
+            found[grouping] = _by_level("label", of, predictions)
+    return {"groups": found} if found else {}
+
+
+def _by_level(name: str, levels: Sequence[Any], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
     """One entry for each level, ascending, with the score in percent and its interval."""
     found = []
     for level in sorted(set(levels)):

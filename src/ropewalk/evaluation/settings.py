@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, create_model, model_validator
 
 from ropewalk.evaluation.backends.serving import Serving
-from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, chosen_suites
+from ropewalk.evaluation.tasks.published.rows import PublishedSettings
+from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, check_names, chosen_suites
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings, GeneratedSuite
 from ropewalk.io.settings import (
     COMMON,
@@ -82,7 +83,7 @@ def _as_text(value: Any) -> Any:
 class _Checked(BenchmarkSettings):
     suites: Annotated[Several[SuiteName], COMMON, Option(name="--suite")] = Field(
         default=("perplexity", "passkey"),
-        description=f"Suites to run, separated by commas: {', '.join(BY_NAME)}.",
+        description="Suites to run, separated by commas: those that the text above lists.",
     )
 
     @model_validator(mode="before")
@@ -108,6 +109,10 @@ class _Checked(BenchmarkSettings):
             for length in lengths:
                 if not 1 <= length <= LONGEST:
                     raise ValueError(f"a length must be from 1 to {LONGEST:,} tokens, got {length:,}")
+        own_files = [
+            name for name, suite in BY_NAME.items() if isinstance(suite, GeneratedSuite) and suite.from_file
+        ]
+        check_names("suite in --benchmark-data", [*self.of(PublishedSettings).benchmark_data], own_files)
         for suite in self.suites:
             if not BY_NAME[suite].known(self):
                 raise ValueError(

@@ -348,6 +348,11 @@ class _SuiteLoop:
             self._named(suite.name, task.name, length),
         )
         rejected = self.stores.predictions.rejected_of(suite.name, task.name, length)
+        if not predictions and not rejected:
+            reason = (
+                "the file has no prompt of this length, counted with the model's tokenizer and its answer"
+            )
+            return [TaskResult.not_run(suite.name, task.name, length, reason)]
         if not predictions:
             # The other tasks and lengths are measured: their prompts may be accepted.
             return [TaskResult.not_run(suite.name, task.name, length, _all_rejected(rejected))]

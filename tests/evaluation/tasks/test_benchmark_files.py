@@ -100,7 +100,9 @@ def test_subjects_are_told_apart_by_their_column_or_by_place(tmp_path):
         ("a.jsonl", b'"text"\n', "must be a JSON object"),
         ("a.jsonl", b'{"q": "\xff"}', "a.jsonl"),
         ("a.parquet", b"nothing", "cannot be read as Parquet"),
-        ("a.csv", b"q\n1\n", "must end in one of .jsonl, .json, .parquet"),
+        ("a.csv", b"q\n1,2\n", "row 1 of .* has more or fewer values than the first line names"),
+        ("a.csv", b'q\n"1\n', "cannot be read as CSV"),
+        ("a.tsv", b"q\n1\n", "must end in one of .jsonl, .json, .parquet, .csv"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, name, content, message):

@@ -56,7 +56,7 @@ def test_each_setting_of_a_suite_is_an_option(suite: Suite) -> None:
 
 def test_no_setting_is_left_out_of_these_tests() -> None:
     own = {field for kind in OWN.values() for field in kind.model_fields}
-    assert own - set(OTHERS) == {"essays", "harness", "harness_tasks"}
+    assert own - set(OTHERS) == {"essays", "harness", "harness_tasks", "benchmark_data"}
 
 
 @pytest.mark.parametrize("name", sorted(OTHERS))

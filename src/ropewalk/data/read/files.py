@@ -353,18 +353,22 @@ def decode(content: bytes, path: Path, offset: int = 0) -> str:
     return text.removeprefix(_BOM) if offset == 0 else text
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, most: int = LONGEST_DOCUMENT) -> str:
     """Read a whole file as text, without converting line ends.
 
+    Args:
+        path: path of the file.
+        most: maximum number of bytes.
+
     Raises:
-        RopewalkError: as in :func:`open_bytes` and :func:`decode`, if the file has more than ``LONGEST_DOCUMENT``
-            bytes, is a Git LFS pointer, or contains a NUL, as UTF-16 and binary files do.
+        RopewalkError: as in :func:`open_bytes` and :func:`decode`, if the file has more bytes, is a Git LFS pointer, or
+            contains a NUL, as UTF-16 and binary files do.
     """
     refuse_lfs_pointer(path)
     with open_bytes(path) as stream:
-        content = stream.read(LONGEST_DOCUMENT + 1)
-    if len(content) > LONGEST_DOCUMENT:
-        raise too_long(path)
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise too_long(path, most)
     # Found in the bytes, since a user can look up an offset in bytes in the file.
     nul = content.find(b"\0")
     text = decode(content, path)
@@ -396,9 +400,9 @@ def read_text_if_text(path: Path) -> str | None:
     return text
 
 
-def too_long(origin: str | Path) -> RopewalkError:
-    """The error to raise for a text or a line of more than ``LONGEST_DOCUMENT`` bytes."""
+def too_long(origin: str | Path, most: int = LONGEST_DOCUMENT) -> RopewalkError:
+    """The error to raise for a text or a line of more than ``most`` bytes."""
     return RopewalkError(
-        f"{origin}: the text is longer than {LONGEST_DOCUMENT >> 20} MiB, the most that ropewalk reads as one "
+        f"{origin}: the text is longer than {most >> 20} MiB, the most that ropewalk reads as one "
         "document; divide it into several documents"
     )

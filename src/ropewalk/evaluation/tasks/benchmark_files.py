@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +31,9 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 """Other names of a split in file names."""
 
-FORMATS = (".jsonl", ".json", ".parquet")
+LONGEST_FILE = 1 << 32
+"""Most bytes of a file of JSON or CSV, which is read as a whole; those of published benchmarks have up to 1.5 GB."""
+FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 
 class BenchmarkFiles:
@@ -188,10 +193,10 @@ def _split_files(folder: Path, splits: Sequence[str]) -> dict[str, list[Path]]:
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
-    """Read all rows of a JSON lines, JSON or Parquet file.
+    """Read all rows of a JSON lines, JSON, Parquet or CSV file.
 
     Args:
-        path: path of the file; ``.jsonl`` and ``.json`` may be compressed as ``.gz`` or ``.zst``.
+        path: path of the file; all but ``.parquet`` may be compressed as ``.gz`` or ``.zst``.
 
     Raises:
         RopewalkError: if the file cannot be read, is empty, or has another suffix.
@@ -201,15 +206,20 @@ def read_rows(path: Path) -> tuple[Row, ...]:
         raise RopewalkError(
             f"{path} is not a supported file of benchmark data; its name must end in one of {', '.join(FORMATS)}"
         )
-    rows = _parquet_rows(path) if kind == ".parquet" else _json_rows(path)
+    rows = {".parquet": _parquet_rows, ".csv": _csv_rows}.get(kind, _json_rows)(path)
     if not rows:
         raise RopewalkError(f"{path} has no rows; give a file that is not empty")
     return rows
 
 
 def _parquet_rows(path: Path) -> tuple[Row, ...]:
-    import pyarrow
-    import pyarrow.parquet
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise RopewalkError(
+            f"reading {path} needs the package pyarrow; install it, or give the rows as JSON lines"
+        ) from error
 
     try:
         table = pyarrow.parquet.read_table(path)
@@ -220,8 +230,25 @@ def _parquet_rows(path: Path) -> tuple[Row, ...]:
         raise RopewalkError(f"{path} cannot be read as Parquet: {error}") from error
 
 
+def _csv_rows(path: Path) -> tuple[Row, ...]:
+    # Not splitlines(), which also breaks at U+2028 and others that texts may contain.
+    lines = io.StringIO(read_text(path, LONGEST_FILE), newline="")
+    # Prompts are longer than the limit, which belongs to the module and not to a reader.
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        rows = tuple(csv.DictReader(lines, strict=True))
+    except csv.Error as error:
+        raise RopewalkError(f"{path} cannot be read as CSV: {error}") from error
+    finally:
+        csv.field_size_limit(before)
+    for number, row in enumerate(rows, 1):
+        if None in row or None in row.values():
+            raise RopewalkError(f"row {number} of {path} has more or fewer values than the first line names")
+    return rows
+
+
 def _json_rows(path: Path) -> tuple[Row, ...]:
-    text = read_text(path)
+    text = read_text(path, LONGEST_FILE)
     # By content, not by suffix: some .json files have one object per line.
     if text.lstrip().startswith("["):
         values = _parsed(text, str(path))

@@ -20,7 +20,16 @@ from itertools import pairwise
 from typing import Any
 
 from ropewalk.evaluation.prompt import PromptEncoder, plain_chat
-from ropewalk.evaluation.samples import NO_DETAILS, Draft, Drafts, Form, Sample, fitted_samples, sample_random
+from ropewalk.evaluation.samples import (
+    NO_DETAILS,
+    Draft,
+    Drafts,
+    Form,
+    Metric,
+    Sample,
+    fitted_samples,
+    sample_random,
+)
 from ropewalk.evaluation.tasks.haystack_sources import documentation_words, words_digest
 from ropewalk.evaluation.tasks.suite import GeneratedSuite
 
@@ -211,7 +220,7 @@ def _following() -> Mapping[str, Sequence[str]]:
 
 def openai(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:
     """OpenAI's score: 0 unless the answer starts with the random string, else how similar the texts after it are."""
-    prefix, text = references[0][:PREFIX], references[0][PREFIX:]
+    prefix, text = _parts(references, details)
     if not answer.startswith(prefix):
         return 0.0
     # The ratio depends on the order of the two, and on autojunk, which ignores frequent characters of long texts.
@@ -220,7 +229,7 @@ def openai(answer: str, references: Sequence[str], details: Mapping[str, Any] = 
 
 def google(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:
     """Google's score of version 2: what follows the last random string counts, without white space at its ends."""
-    prefix, text = references[0][:PREFIX], references[0][PREFIX:]
+    prefix, text = _parts(references, details)
     _, found, said = answer.rpartition(prefix)
     # The order is the other one of OpenAI's.
     return SequenceMatcher(None, text.strip(), said.strip()).ratio() if found else 0.0
@@ -228,8 +237,16 @@ def google(answer: str, references: Sequence[str], details: Mapping[str, Any] = 
 
 def right_prefix(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:
     """1 if the answer starts with the random string, else 0."""
-    return float(answer.startswith(references[0][:PREFIX]))
+    return float(answer.startswith(_parts(references, details)[0]))
 
+
+def _parts(references: Sequence[str], details: Mapping[str, Any]) -> tuple[str, str]:
+    """The random string of the right answer, which Google's questions have longer, and the text after it."""
+    end = details.get("prefix_characters", PREFIX)
+    return references[0][:end], references[0][end:]
+
+
+METRICS: Mapping[str, Metric] = {"mrcr": openai, "google": google, "prefix": right_prefix}
 
 SUITE = GeneratedSuite(
     name="mrcr",
@@ -237,6 +254,6 @@ SUITE = GeneratedSuite(
     titles={f"mrcr_{needles}": f"MRCR, {needles} needles" for needles in NEEDLES},
     figure="by length",
     tasks=lambda settings: {f"mrcr_{needles}": Mrcr(needles) for needles in NEEDLES},
-    metrics={"mrcr": openai, "google": google, "prefix": right_prefix},
+    metrics=METRICS,
     further={"mrcr": ("google", "prefix")},
 )

@@ -21,6 +21,8 @@ from ropewalk.evaluation.tasks import (
     ruler2_basic,
 )
 from ropewalk.evaluation.tasks.lm_eval import suites as lm_eval
+from ropewalk.evaluation.tasks.published import longbench_v2
+from ropewalk.evaluation.tasks.published import mrcr as published_mrcr
 from ropewalk.evaluation.tasks.ruler import tasks as ruler
 from ropewalk.evaluation.tasks.suite import BenchmarkSettings, GeneratedSuite, LikelihoodSuite, Suite
 from ropewalk.io.settings import near_or_all
@@ -37,6 +39,9 @@ SUITES: tuple[Suite, ...] = (
     icl.SUITE,
     counting.SUITE,
     ruler2_basic.SUITE,
+    published_mrcr.OPENAI_SUITE,
+    published_mrcr.GOOGLE_SUITE,
+    longbench_v2.SUITE,
     perplexity.SUITE,
     longppl.SUITE,
     lm_eval.SHORT_SUITE,

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 TEACHER_FORCED = "teacher_forced"
 """Name of teacher-forced tasks, which score given answers instead of generated ones (see ``teacher_forced``)."""
 
+EVERY_ROW = 1 << 20
+"""Number of prompts of a task whose questions are the rows of a file, which has fewer: all of them."""
+
 SAMPLES_ALONE, SAMPLES_EACH = 50, 20
 """Default numbers of prompts of a task that has a score of its own, and of each of several tasks or depths that share
 one. An interval confirms a length if its low end is above the threshold; for 20 right answers of 20 it is 83.9 %."""
@@ -86,7 +89,8 @@ class BenchmarkSettings(BaseSettings):
         default=None,
         ge=1,
         description="Number of prompts per task and length; in the suite needle, per depth and length. Default: "
-        f"{SAMPLES_ALONE}, or {SAMPLES_EACH} in each of several tasks or depths with a common score.",
+        f"{SAMPLES_ALONE}, or {SAMPLES_EACH} in each of several tasks or depths with a common score; all "
+        "questions of a suite that reads them from a file.",
     )
     rows: Count = Field(
         default=16,
@@ -195,6 +199,7 @@ class GeneratedSuite(Suite):
         without_lengths: returns whether the suite can run without lengths; if not set, it cannot.
         sharing: returns the number of tasks or depths whose mean is the score; if not set, each task has its own.
         further: other metrics that score the same answers, by the metric of the samples; their results stand beside.
+        from_file: whether the samples are the rows of a file, and by default all of them.
     """
 
     tasks: Callable[[BenchmarkSettings], Mapping[str, Task]]
@@ -205,11 +210,14 @@ class GeneratedSuite(Suite):
     without_lengths: Callable[[BenchmarkSettings], bool] | None = None
     sharing: Callable[[BenchmarkSettings], int] | None = None
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    from_file: bool = False
 
     def samples_of(self, settings: BenchmarkSettings) -> int:
         """Return the number of prompts per task and length, in a grid of depths per depth and length."""
         if settings.samples is not None:
             return settings.samples
+        if self.from_file:
+            return EVERY_ROW
         return SAMPLES_EACH if self.sharing is not None and self.sharing(settings) > 1 else SAMPLES_ALONE
 
     def known(self, settings: BenchmarkSettings) -> list[str]:

@@ -1,0 +1,1 @@
+"""Published benchmarks whose questions the user downloads, with one module for each."""

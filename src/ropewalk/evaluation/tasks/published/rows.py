@@ -1,0 +1,262 @@
+"""PublishedTask: the rows of a benchmark's own file as prompts, with their tokens counted and cuts recorded.
+
+To add a benchmark, write one module that turns a row into a :class:`Question`, and a suite of its tasks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from ropewalk.data.read.files import plain_stem, split_suffix
+from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.prompt import PromptEncoder, Turns, plain_chat
+from ropewalk.evaluation.samples import Draft, Form, LengthTooShort, Sample
+from ropewalk.evaluation.tasks.benchmark_files import FORMATS, Row, read_rows
+from ropewalk.io.digests import FileDigest, digest
+from ropewalk.io.settings import ExistingPath, Option, Settings, pairs
+
+LEAST_FILL = 0.995
+"""Share of the tokens of a cut text from which on no more of it is tried."""
+MOST_TRIALS = 8
+MOST_BYTES = 24
+"""Bytes of a token on average of a whole prompt, at most: what is longer is too long, and not counted."""
+
+
+class PublishedSettings(Settings):
+    """Where the files of published benchmarks are."""
+
+    group: ClassVar[str | None] = "Texts"
+
+    benchmark_data: Annotated[
+        dict[str, ExistingPath],
+        BeforeValidator(lambda value: pairs(value, "SUITE=PATH", "longbench_v2=data.json")),
+        Option(metavar="SUITE=PATH", repeated=True),
+    ] = Field(
+        default={},
+        description="File or folder with the questions of a suite, as its authors publish them. Without it, the suite "
+        "does not run, and says where the file is.",
+    )
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row of a benchmark's file.
+
+    Attributes:
+        text: what is cut in the middle if the prompt is too long; the whole prompt of a task that cuts nothing.
+        references: what the metric needs to know of the right answer.
+        before, after: the prompt before and after the text.
+        details: facts about the question, JSON values. ``groups`` are its labels by the name of a grouping.
+        earlier: turns of a chat before the prompt.
+        answer: the right answer as a text, if the room for an answer depends on it.
+    """
+
+    text: str
+    references: tuple[str, ...]
+    before: str = ""
+    after: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    earlier: Turns = ()
+    answer: str = ""
+
+    def draft(self, characters: int | None = None) -> Draft:
+        """The prompt with so many characters of the text, as many of its beginning as of its end; None for all."""
+        text = self.text
+        if characters is not None:
+            head = (characters + 1) // 2
+            text = text[:head] + text[len(text) - (characters - head) :]
+        return Draft(self.before + text + self.after, "", self.references, self.details, self.earlier)
+
+
+@dataclass(frozen=True)
+class PublishedTask:
+    """Questions of a benchmark's own file.
+
+    Args:
+        suite, name, metric: names of the suite, the task and its metric.
+        max_new_tokens: maximum number of tokens of an answer.
+        origin: where the file is published, for messages.
+        question: returns the question of a row, given the row and the name of its file without suffixes; None if the
+            row belongs to another task. A row without a needed field may raise KeyError.
+        path: the file, or a folder of such files; None if the user has given none.
+        cut: whether prompts that are too long lose the middle of their text, as their authors do it. Otherwise they are
+            not asked, and the result says so.
+        binned: whether a length only has the prompts that are longer than half of it; not with ``cut``.
+        twice_the_answer: whether the room for an answer is twice the tokens of the right one, and at least
+            ``max_new_tokens``.
+    """
+
+    suite: str
+    name: str
+    metric: str
+    max_new_tokens: int
+    origin: str
+    question: Callable[[Row, str], Question | None]
+    path: Path | None
+    cut: bool = False
+    binned: bool = False
+    twice_the_answer: bool = False
+
+    def settings(self) -> Mapping[str, Any]:
+        """See :class:`~ropewalk.evaluation.samples.Task`."""
+        return {"files_sha256": None if self.path is None else _files_digest(self.path)}
+
+    def unavailable(self) -> str | None:
+        """Return why the task cannot run here (no file), or None."""
+        if self.path is None:
+            return f"it needs --benchmark-data {self.suite}=PATH, the file of {self.origin}"
+        return None if self.questions() else f"{self.path} has no question of the task {self.name}"
+
+    def questions(self) -> list[tuple[int, Question]]:
+        """All questions of the task with the numbers of their rows, which count from 0 over all files.
+
+        Raises:
+            RopewalkError: if a file cannot be read, or a row is not one of this benchmark.
+        """
+        assert self.path is not None
+        found = []
+        for number, (name, row) in enumerate(_rows(self.path, _stamps(self.path))):
+            try:
+                question = self.question(row, name)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                what = (
+                    f"has no field {error.args[0]!r}" if isinstance(error, KeyError) else f"is odd ({error})"
+                )
+                raise RopewalkError(
+                    f"row {number + 1} of {self.path} {what}; give the file of {self.origin}"
+                ) from error
+            if question is not None:
+                found.append((number, question))
+        return found
+
+    def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
+        """See :class:`~ropewalk.evaluation.samples.Task`; there are fewer samples if the file has fewer that fit."""
+        if count < 1:
+            raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
+        drawn = self.questions()
+        random.Random(f"{seed}/{self.name}").shuffle(drawn)
+        if not self.cut:
+            return self._whole(encoder, length, count, drawn)
+        drawn = sorted(drawn[:count], key=lambda pair: pair[0])
+        bare = encoder.counts([question.draft(0).asked for _, question in drawn])
+        if drawn and length < max(bare) + self.max_new_tokens:
+            raise LengthTooShort(self.name, length, max(bare) + self.max_new_tokens)
+        return self._cut(encoder, length, drawn)
+
+    def _cut(
+        self, encoder: PromptEncoder, length: int, drawn: Sequence[tuple[int, Question]]
+    ) -> Iterator[Sample]:
+        budget = length - self.max_new_tokens
+        for number, question in drawn:
+            kept, tokens, whole = cut_to(question, encoder, budget)
+            draft = question.draft(kept)
+            details = {
+                **draft.details,
+                **({"tokens_cut": whole - tokens} if kept < len(question.text) else {}),
+            }
+            yield self._form(self.max_new_tokens).sample(
+                encoder, length, number, replace(draft, details=details), tokens
+            )
+
+    def _whole(
+        self, encoder: PromptEncoder, length: int, count: int, drawn: Sequence[tuple[int, Question]]
+    ) -> Iterator[Sample]:
+        least = length // 2 if self.binned else 0
+        found: dict[int, Sample] = {}
+        too_long = 0
+        for number, question in drawn:
+            draft = question.draft()
+            written = len(plain_chat(draft.earlier, draft.text).encode())
+            # No token has less than a byte; what a chat template writes is far less than the length.
+            if written < least // 2:
+                continue
+            if written > MOST_BYTES * length:
+                too_long += 1
+                continue
+            room = self.max_new_tokens
+            if self.twice_the_answer:
+                empty, answer = encoder.counts([("", ""), (question.answer, "")])
+                room = max(room, 2 * (answer - empty))
+            tokens = encoder.count(*draft.asked)
+            if tokens + room > length:
+                too_long += 1
+            elif tokens + room > least:
+                found[number] = self._form(room).sample(encoder, length, number, draft, tokens)
+            if len(found) == count:
+                break
+        for number in sorted(found):
+            sample = found[number]
+            more = {"too_long": too_long} if too_long and not self.binned else {}
+            yield replace(sample, details={**sample.details, **more})
+
+    def _form(self, room: int) -> Form:
+        return Form(self.suite, self.name, self.metric, room)
+
+
+def cut_to(question: Question, encoder: PromptEncoder, budget: int) -> tuple[int, int, int]:
+    """Leave out as little of the middle of a question's text as the budget asks for.
+
+    Args:
+        question: the question; without its text, it fits.
+        encoder: counts the tokens.
+        budget: maximum number of tokens of the prompt.
+
+    Returns:
+        The characters of the text that are kept, the tokens of the prompt with them, and those of the whole prompt.
+    """
+    characters = len(question.text)
+    whole = encoder.count(*question.draft().asked)
+    if whole <= budget:
+        return characters, whole, whole
+    fits, fits_tokens = 0, encoder.count(*question.draft(0).asked)
+    over, over_tokens = characters, whole
+    for _ in range(MOST_TRIALS):
+        # On the line between the two, and a little less: texts are nearly even.
+        share = (LEAST_FILL + 1) / 2 * (budget - fits_tokens) / (over_tokens - fits_tokens)
+        tried = fits + max(1, int(share * (over - fits)))
+        tokens = encoder.count(*question.draft(tried).asked)
+        if tokens > budget:
+            over, over_tokens = tried, tokens
+        else:
+            fits, fits_tokens = tried, tokens
+        if fits_tokens >= LEAST_FILL * budget or over - fits <= 1:
+            break
+    return fits, fits_tokens, whole
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    found = sorted(each for each in path.iterdir() if each.is_file() and split_suffix(each)[0] in FORMATS)
+    if not found:
+        raise RopewalkError(f"{path} has no file whose name ends in one of {', '.join(FORMATS)}")
+    return found
+
+
+Stamps = tuple[tuple[str, int, int], ...]
+
+
+def _stamps(path: Path) -> Stamps:
+    """What tells that files have changed: their names, sizes and times."""
+    return tuple((str(each), (stat := each.stat()).st_size, stat.st_mtime_ns) for each in _files(path))
+
+
+@lru_cache(maxsize=2)
+def _rows(path: Path, stamps: Stamps) -> Sequence[tuple[str, Row]]:
+    return [(plain_stem(each), row) for each in _files(path) for row in read_rows(each)]
+
+
+def _files_digest(path: Path) -> str:
+    return _digest_of(path, _stamps(path))
+
+
+@lru_cache
+def _digest_of(path: Path, stamps: Stamps) -> str:
+    return digest([[each.name, FileDigest.of(each).sha256] for each in _files(path)])
