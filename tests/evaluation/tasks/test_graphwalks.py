@@ -1,4 +1,4 @@
-"""Graph walks: answers are what another library finds in the prompt, and the scorers are the published ones."""
+"""Graph walks: answers are what another library finds in the prompt."""
 
 import re
 

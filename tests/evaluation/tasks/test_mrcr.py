@@ -1,4 +1,4 @@
-"""MRCR: the checker finds the asked-for text in the chat, and the scores are those of the published scorers."""
+"""MRCR: the checker finds the asked-for text in the chat."""
 
 import difflib
 import random
@@ -19,30 +19,6 @@ from tests.evaluation.tasks.task_cases import samples_of, scores_of
 TASKS = [f"mrcr_{needles}" for needles in NEEDLES]
 LENGTH = 12_000
 """In bytes, about 4K of another tokenizer's tokens."""
-
-
-def published(response: str, target: str, string: str) -> float:
-    """As on the card of openai/mrcr."""
-    if response[: len(string)] != string:
-        return 0
-    matcher = difflib.SequenceMatcher(None, response[len(string) :], target[len(string) :])
-    return (
-        2
-        * sum(block.size for block in matcher.get_matching_blocks())
-        / (len(response) + len(target) - 2 * len(string) or 1)
-    )
-
-
-def published_by_google(prediction: str, target: str, size: int = 10) -> float:
-    """As in eval_hub, whose random strings have 12 characters."""
-    if not prediction or len(target := target.strip()) < size:
-        return 0.0
-    prediction = prediction.strip()
-    places = [at for at in range(len(prediction)) if prediction.startswith(target[:size], at)]
-    if not places:
-        return 0.0
-    right, said = target[size:].strip(), prediction[places[-1] + size :].strip()
-    return difflib.SequenceMatcher(a=right, b=said).ratio()
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +111,7 @@ RIGHT = "aB3dE5gH7j" + TEXT
         ("", 0, 0, 0),
     ],
 )
-def test_scores_are_those_of_the_published_scorers(
-    said: str, score: float | None, by_google: float | None, prefix: float
-) -> None:
-    assert openai(said, (RIGHT,)) == pytest.approx(published(said, RIGHT, "aB3dE5gH7j"))
-    assert google(said, (RIGHT,)) == pytest.approx(published_by_google(said, RIGHT))
+def test_scores(said: str, score: float | None, by_google: float | None, prefix: float) -> None:
     assert right_prefix(said, (RIGHT,)) == prefix
     assert score is None or openai(said, (RIGHT,)) == pytest.approx(score)
     assert by_google is None or google(said, (RIGHT,)) == pytest.approx(by_google)

@@ -13,6 +13,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
@@ -83,7 +84,10 @@ ASKED: Mapping[Kind, tuple[str, str]] = {
 }
 """Question and form of the answer, for a class and another class, a user or a month."""
 PHRASES = ("more common than", "less common than")
+COMPARISONS = ("more common", "less common", "same frequency")
+"""What an answer may say of two classes."""
 NUMBERS: tuple[Kind, ...] = ("count", "user", "month")
+SHORT = 20  # characters
 
 
 @dataclass(frozen=True)
@@ -189,19 +193,28 @@ def questions_about(lines: Sequence[Line], kind: Kind) -> list[tuple[tuple[str, 
 
 
 def final_answer(answer: str) -> str:
-    """What follows the last colon, without asterisks and square brackets."""
-    return re.sub(r"[*\[\]]", "", answer.rpartition(":")[2]).strip()
+    """The answer in what a model says, as Oolong reads it.
+
+    That is what follows the last colon, without asterisks and square brackets. A long one that names a comparison is
+    that comparison. Without a colon, a short answer counts as a whole, and a long one by its last word.
+    """
+    _, colon, said = answer.rpartition(":")
+    if not colon:
+        return answer if len(answer) < SHORT else next(reversed(answer.split()), "")
+    said = re.sub(r"[*\[\]]", "", said.strip())
+    return said if len(said) < SHORT else next((each for each in COMPARISONS if each in said), said)
 
 
 def closeness(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:
     """1 for the right answer, 0.75 to the power of the error for a number that is wrong, else 0 (Oolong's score)."""
     said, right = final_answer(answer), references[0]
-    if right in PHRASES:
-        return float([phrase for phrase in PHRASES if phrase in said] == [right])
-    # Numbers of any length would be slow to convert; none so far from the right one scores.
-    if details.get("kind") in NUMBERS and re.fullmatch(r"-?[0-9]{1,18}", said):
-        return float(0.75 ** abs(int(said) - int(right)))
-    return float(said == right)
+    if said == right or said in COMPARISONS:
+        return float(said in right)
+    if details.get("kind") in NUMBERS:
+        # No integer, one with more digits than Python converts, or one that is too far off for a float.
+        with suppress(ValueError, OverflowError):
+            return float(0.75 ** abs(int(said) - int(right)))
+    return 0.0
 
 
 def strict(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:

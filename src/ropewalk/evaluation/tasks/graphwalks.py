@@ -183,7 +183,8 @@ def openai(answer: str, references: Sequence[str], details: Mapping[str, Any] = 
     """The score as first published, with its two faults, for comparison with older tables.
 
     The first node keeps the text ``Final Answer: [``, so it never counts; and an answer that shares no node with the
-    right one scores 1, even one without a list. Later versions of the data card correct both.
+    right one scores 1, even one without a list. The data card still has both after its change of February 2026; lm_eval
+    0.4.13 corrects them.
     """
     line = answer.split("\n")[-1]
     found = re.search(r"Final Answer: ?\[.*\]", line)

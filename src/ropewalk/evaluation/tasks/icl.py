@@ -10,6 +10,8 @@ Source: arXiv:2410.02694; princeton-nlp/HELMET (MIT).
 from __future__ import annotations
 
 import random
+import re
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -47,6 +49,10 @@ TEMPLATES = (
 )
 """Sentences of all categories."""
 PREFIX = "label:"
+# Chat models may repeat it.
+_BEFORE_LABEL = re.compile(rf"^(?:.*?{PREFIX})?\s*(?:{PREFIX})?", re.IGNORECASE)
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 @dataclass(frozen=True)
@@ -149,9 +155,13 @@ def _shot(category: int, words: Sequence[str], draw: random.Random) -> Shot:
 
 
 def label(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:
-    """1 if the first line of the answer is the label, with or without ``label:`` before it, else 0."""
-    first = next(iter(answer.strip().splitlines()), "")
-    return float(first.removeprefix(PREFIX).strip(" .*") == references[0])
+    """1 if the first line of the answer is the label, else 0 (HELMET's exact match).
+
+    Only what follows ``label:`` counts, if the line has it, and neither case nor punctuation nor articles do.
+    """
+    first = answer.strip().partition("\n")[0]
+    said = _BEFORE_LABEL.sub("", first, count=1).lower().translate(_NO_PUNCTUATION)
+    return float(_ARTICLES.sub(" ", said).split() == references[0].split())
 
 
 SUITE = GeneratedSuite(
