@@ -11,7 +11,7 @@ from types import ModuleType
 
 from ropewalk.versions import FULL
 
-OTHERS = ("openai", "pandas", "scipy", "lm_eval", "nltk", "gguf", "ray")
+OTHERS = ("openai", "pandas", "scipy", "lm_eval", "nltk", "gguf", "ray", "inspect_ai")
 """What extras, or packages that ropewalk needs, bring beside those."""
 
 

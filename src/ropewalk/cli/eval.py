@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import webbrowser
 from pathlib import Path
@@ -14,12 +15,16 @@ from pydantic import Field
 from ropewalk.cli.binding import make_command, make_group_with_default
 from ropewalk.cli.output import JsonFlag, PlotFile, Terminal, figure_of, resumable, run_context, show_result
 from ropewalk.errors import RunFailure
-from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, ViewSettings
+from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, ExportSettings, ViewSettings
 from ropewalk.io.settings import COMMON, FilePath, Folder, Option
 
 if TYPE_CHECKING:
     from ropewalk.evaluation.run import RopeOf
     from ropewalk.parallel import World
+
+
+MOST_LEFT_OUT = 1000
+"""Characters with which the names of results without answers are printed."""
 
 
 def evaluate(
@@ -173,6 +178,28 @@ def view_command(
         webbrowser.open(result.page.resolve().as_uri())
 
 
+def export_command(settings: ExportSettings, *, as_json: JsonFlag = False) -> None:
+    """Write the answers of an evaluation as logs of inspect_ai, one for each task and length.
+
+    inspect view shows them, and inspect_ai.analysis reads them as data frames. Each sample has the excerpt of its
+    prompt that the evaluation kept. Needs pip install 'ropewalk[inspect-ai]'.
+    """
+    from ropewalk.reporting.inspect_logs import export_logs
+    from ropewalk.reporting.shown_text import shown
+
+    result = export_logs(settings)
+    left_out = shown(", ".join(result.left_out), MOST_LEFT_OUT)
+    show_result(
+        result,
+        as_json,
+        lambda found: [
+            f"{len(found.logs):,} log{'s' * (len(found.logs) != 1)} with {found.samples:,} samples in {found.folder}",
+            *([f"left out, because they have no answers: {left_out}"] if left_out else []),
+            f"read them with: inspect view --log-dir {shlex.quote(str(found.folder))}",
+        ],
+    )
+
+
 def has_browser() -> bool:
     """Whether a browser with windows can open: without a screen, only ones in the terminal would."""
     return sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
@@ -202,6 +229,7 @@ app = make_group_with_default(
     example="ropewalk eval meta-llama/Llama-3.1-8B --suite ruler,passkey --lengths 8k,128k --out results",
 )
 app.command(make_command(compare_command, "compare", "ropewalk eval compare results/base results/extended"))
+app.command(make_command(export_command, "export", "ropewalk eval export results/base --out logs/base"))
 app.command(make_command(fetch_command, "fetch", "ropewalk eval fetch"))
 app.command(make_command(rescore_command, "rescore", "ropewalk eval rescore results/base"))
 app.command(make_command(verify_command, "verify", "ropewalk eval verify results/base"))

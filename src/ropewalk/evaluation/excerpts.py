@@ -71,6 +71,12 @@ def parts_of(
     return tuple(found)
 
 
+def unmarked(text: str, role: str) -> str:
+    """The text of a part without the mark by which :func:`~ropewalk.evaluation.prompt.plain_chat` begins a turn."""
+    mark = f"{role.capitalize()}:"
+    return text.removeprefix(mark).removeprefix(" ") if role and text.startswith(mark) else text
+
+
 def gaps(parts: Sequence[Part], characters: int) -> Iterator[tuple[Part, int]]:
     """Each part of a prompt with so many characters with the number of characters left out after it."""
     starts = [*(start for start, _, _ in parts), characters]

@@ -11,6 +11,7 @@ from typing import Any
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.backends import Answer
+from ropewalk.evaluation.backends.protocol import END_OF_THOUGHTS
 from ropewalk.evaluation.excerpts import Part, excerpt, gaps
 from ropewalk.evaluation.prompt import answer_in
 from ropewalk.evaluation.samples import Sample, prompt_digest
@@ -84,6 +85,14 @@ class Prediction:
     def answer(self) -> str:
         """The part of the text that is scored: what follows the thoughts of a thinking model."""
         return answer_in(self.prediction, self.thoughts_opened)
+
+    @property
+    def thoughts(self) -> str:
+        """A thinking model's thoughts before its answer; all of the text if they did not end."""
+        if self.thoughts_opened is None:
+            return ""
+        before, ended, _ = self.prediction.rpartition(END_OF_THOUGHTS)
+        return before if ended else "" if self.answer else self.prediction
 
     @property
     def key(self) -> SampleKey:

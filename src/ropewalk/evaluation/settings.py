@@ -245,6 +245,16 @@ class CompareSettings(BaseSettings):
     seed: Seed = Field(default=0, description="Random seed of the permutation test for significance.")
 
 
+WholePrompts = Annotated[
+    Count,
+    Field(
+        ge=0,
+        description="Number of prompts of each task and length to show in full. They are made again with the tokenizer "
+        "and the data of the evaluation.",
+    ),
+]
+
+
 class ViewSettings(BaseSettings):
     """Settings of ``ropewalk eval view``: whose answers to show, and where."""
 
@@ -262,18 +272,23 @@ class ViewSettings(BaseSettings):
         description=f"Folder for the pages. Default: {ANSWERS} in the first folder, or {ANSWERS}-NAME with the name of "
         "the other folder.",
     )
-    prompts: Count = Field(
-        default=0,
-        ge=0,
-        description="Number of prompts of each task and length to show in full. They are made again with the tokenizer "
-        "and the data of the evaluation.",
-    )
+    prompts: WholePrompts = 0
 
     @property
     def pages(self) -> Path:
         """Folder for the pages."""
         name = ANSWERS if self.other is None else f"{ANSWERS}-{self.other.resolve().name}"
         return self.folder / name if self.out is None else self.out
+
+
+class ExportSettings(BaseSettings):
+    """Settings of ``ropewalk eval export``: which evaluation to write as logs of inspect_ai, and where."""
+
+    folder: Annotated[ExistingPath, Option(argument=True)] = Field(
+        description="Folder of a finished evaluation."
+    )
+    out: Folder = Field(description="New or empty folder for the logs.")
+    prompts: WholePrompts = 0
 
 
 class ProbeSettings(BaseSettings):

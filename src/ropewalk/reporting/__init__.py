@@ -17,6 +17,7 @@ Its files::
     tables        tables as text, in the terminal and on pages
     page          self-contained HTML pages, from ``templates``
     answers       a folder of pages with all answers of one model or two
+    inspect_logs  all answers of an evaluation as logs of inspect_ai
     shown_text    text from elsewhere, made safe to show
 """
 

@@ -8,7 +8,6 @@ elsewhere are strings in those scripts, and the page never makes markup of them.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -17,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopewalkError
-from ropewalk.evaluation.backends.protocol import END_OF_THOUGHTS
-from ropewalk.evaluation.excerpts import Part, gaps, needles, parts_of
+from ropewalk.evaluation.excerpts import Part, gaps, needles, parts_of, unmarked
 from ropewalk.evaluation.predictions import Prediction, SampleKey
 from ropewalk.evaluation.prompt import turn_starts
 from ropewalk.evaluation.samples import Sample
@@ -172,15 +170,11 @@ def _texts(row: Row, of: Prediction) -> list[Any]:
 
 
 def _answer(prediction: Prediction) -> list[Any]:
-    text, answer = prediction.prediction, prediction.answer
-    before, ended, _ = text.rpartition(END_OF_THOUGHTS)
-    thinks = prediction.thoughts_opened is not None
-    thoughts = before if thinks and ended else text if thinks and not answer else ""
     suite = BY_NAME.get(prediction.suite)
     further = suite.further.get(prediction.metric, ()) if isinstance(suite, GeneratedSuite) else ()
     scores = [[prediction.metric, round(prediction.score, 4)]] if further else []
     scores += [[each, round(replace(prediction, metric=each).scored_again().score, 4)] for each in further]
-    return [_cut(answer), _cut(thoughts), scores]
+    return [_cut(prediction.answer), _cut(prediction.thoughts), scores]
 
 
 def _cut(text: str) -> list[Segment]:
@@ -230,8 +224,7 @@ def _segments(parts: Sequence[Part], characters: int, spans: Sequence[Sequence[i
             yield start
         if role:
             yield ["role", shown(role, MOST_IN_FACT)]
-        mark = re.match(rf"{re.escape(role.capitalize())}: ?", text) if role else None
-        place = mark.end() if mark else 0
+        place = len(text) - len(unmarked(text, role))
         for first, last in sorted((begun - start, ended - start) for begun, ended in spans):
             begun, ended = max(first, place), min(last, len(text))
             if begun < ended:
