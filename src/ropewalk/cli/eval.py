@@ -15,7 +15,14 @@ from pydantic import Field
 from ropewalk.cli.binding import make_command, make_group_with_default
 from ropewalk.cli.output import JsonFlag, PlotFile, Terminal, figure_of, resumable, run_context, show_result
 from ropewalk.errors import RunFailure
-from ropewalk.evaluation.settings import CompareSettings, EvaluationSettings, ExportSettings, ViewSettings
+from ropewalk.evaluation.settings import (
+    CompareSettings,
+    EvaluationSettings,
+    ExportSettings,
+    JudgeSettings,
+    ViewSettings,
+)
+from ropewalk.evaluation.tasks.suite import WAITING
 from ropewalk.io.settings import COMMON, FilePath, Folder, Option
 
 if TYPE_CHECKING:
@@ -49,7 +56,8 @@ def evaluate(
     that need no data set), babilong (bAbI's facts in a long text), perplexity, longppl (LongPPL, the perplexity of
     those tokens that need a long context), short (HellaSwag, MMLU, ARC-Challenge and TruthfulQA in lm_eval), longbench
     (LongBench in lm_eval), and lm_eval (the tasks that --lm-eval-tasks names). With the authors' own files
-    (--benchmark-data): openai_mrcr, google_mrcr and longbench_v2.
+    (--benchmark-data): openai_mrcr, google_mrcr, longbench_v2, and
+    aa_lcr (AA-LCR, which ropewalk eval judge scores).
 
     With several processes: torchrun --nproc-per-node 4 -m ropewalk eval MODEL --suite perplexity
     """
@@ -80,7 +88,7 @@ def _measure(settings: EvaluationSettings, out: Path | None, as_json: bool, worl
     if world.is_rank_0:
         show_result(result, as_json, lambda found: describe_evaluation(found, out))
         # Single tasks may be skipped or fail, but a script must notice that nothing was measured.
-        if all(each.status != "ok" for each in result.results):
+        if all(each.status != "ok" and WAITING not in each.details for each in result.results):
             raise RunFailure(f"no task could run: {result.results[0].reason}")
 
 
@@ -129,6 +137,22 @@ def rescore_command(
     from ropewalk.reporting.scores.evaluation import describe_evaluation, report_evaluation
 
     result = rescore_folder(folder, lambda found: report_evaluation(folder, found))
+    show_result(result, as_json, lambda found: describe_evaluation(found, folder))
+
+
+def judge_command(settings: JudgeSettings, *, as_json: JsonFlag = False) -> None:
+    """Have a model on a server judge the stored answers of suites that need it (aa_lcr), and write the scores.
+
+    The result names the judge and its prompt, and says how often it agrees with other judges that have read the same
+    answers. Run the same command again to resume.
+    """
+    from ropewalk.evaluation.judging import judge_folder
+    from ropewalk.reporting.scores.evaluation import describe_evaluation, report_evaluation
+
+    folder = settings.folder
+    result = judge_folder(
+        settings, lambda found: report_evaluation(folder, found), run_context().rank_0_reporter.note
+    )
     show_result(result, as_json, lambda found: describe_evaluation(found, folder))
 
 
@@ -231,6 +255,9 @@ app = make_group_with_default(
 app.command(make_command(compare_command, "compare", "ropewalk eval compare results/base results/extended"))
 app.command(make_command(export_command, "export", "ropewalk eval export results/base --out logs/base"))
 app.command(make_command(fetch_command, "fetch", "ropewalk eval fetch"))
+app.command(
+    make_command(judge_command, "judge", "ropewalk eval judge results/base --server http://localhost:8000/v1")
+)
 app.command(make_command(rescore_command, "rescore", "ropewalk eval rescore results/base"))
 app.command(make_command(verify_command, "verify", "ropewalk eval verify results/base"))
 app.command(make_command(view_command, "view", "ropewalk eval view results/base results/extended"))

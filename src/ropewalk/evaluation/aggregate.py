@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.agreement import judge_facts
 from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.results import ITSELF, SAMPLES, PositionBin, TaskResult
 from ropewalk.evaluation.statistics import (
@@ -58,6 +59,7 @@ def task_result(
     low, high = score_interval([each.score for each in predictions], shared)
     tokens = [each.prompt_tokens for each in predictions]
     over = sum(each.fill > 1 for each in predictions)
+    judge = judge_facts(predictions)
     unended = sum(bool(each.prediction.strip()) and not each.answer.strip() for each in predictions)
     return TaskResult(
         suite=first.suite,
@@ -71,6 +73,7 @@ def task_result(
             [
                 *([f"{over} prompts with their maximum answer exceed the length"] if over else []),
                 *_shortened(predictions),
+                *_judged(judge),
                 *([_unended(unended, len(predictions))] if unended else []),
                 *([_not_answered(rejected, len(predictions))] if rejected else []),
             ]
@@ -89,6 +92,7 @@ def task_result(
             **_depths(predictions),
             **_difficulties(predictions),
             **_groups(predictions),
+            **judge,
             **details,
         },
         samples=tuple(
@@ -148,6 +152,14 @@ def _shortened(predictions: Sequence[Prediction]) -> Iterator[str]:
         )
     if too_long := max(int(each.details.get("too_long", 0)) for each in predictions):
         yield f"{too_long} of {len(predictions) + too_long} questions are too long and were not asked"
+
+
+def _judged(judge: Mapping[str, Any]) -> Iterator[str]:
+    if judge:
+        facts = judge["judge"]
+        yield f"judged by {facts['model']}"
+        if facts["unclear"]:
+            yield f"{facts['unclear']} unclear verdicts count as wrong"
 
 
 def _depths(predictions: Sequence[Prediction]) -> dict[str, Any]:

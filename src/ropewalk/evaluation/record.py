@@ -16,6 +16,7 @@ from ropewalk.evaluation.results import SAMPLES, TaskResult
 from ropewalk.evaluation.score_rows import score_records
 from ropewalk.evaluation.settings import CompareSettings
 from ropewalk.evaluation.tasks.ruler.tasks import OVERALL, overall_results
+from ropewalk.evaluation.tasks.suite import WAITING
 from ropewalk.io.files import field_fault, parse_json, write_json
 from ropewalk.io.json_lines import check_types
 from ropewalk.io.results import Result
@@ -189,7 +190,12 @@ def rescore(folder: Path) -> EvaluationResult:
         for result in results
         # Further results of the same answers follow from them too.
         if "answers_of" not in result.details
-        for again in _rescored(result, groups.get((result.suite, result.task, result.length)))
+        # Answers that wait for a judge have no score yet.
+        for again in (
+            [result]
+            if WAITING in result.details
+            else rescored(result, groups.get((result.suite, result.task, result.length)))
+        )
     ]
     # Overall scores have no predictions of their own and follow from the tasks scored again.
     overall = {
@@ -228,7 +234,12 @@ def rescore_folder(folder: Path, present: Callable[[EvaluationResult], None]) ->
     return result
 
 
-def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> list[TaskResult]:
+def rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> list[TaskResult]:
+    """The result of answers and the further results of the same answers, computed anew; without answers, the result.
+
+    Raises:
+        RopewalkError: if they are not the answers that the result was computed from.
+    """
     if predictions is None:
         return [result]
     if len(predictions) != result.n:

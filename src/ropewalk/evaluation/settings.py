@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, create_model, model_validator
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from ropewalk.evaluation.backends.serving import Serving
+from ropewalk.evaluation.backends.serving import Serving, json_values
 from ropewalk.evaluation.tasks.published.rows import PublishedSettings
 from ropewalk.evaluation.tasks.registry import BY_NAME, SUITES, check_names, chosen_suites
 from ropewalk.evaluation.tasks.suite import HOW, TEXTS, BenchmarkSettings, GeneratedSuite
@@ -253,6 +253,29 @@ WholePrompts = Annotated[
         "and the data of the evaluation.",
     ),
 ]
+
+
+class JudgeSettings(BaseSettings):
+    """Settings of ``ropewalk eval judge``."""
+
+    group: ClassVar[str | None] = "Judge"
+
+    folder: Annotated[FilePath, Option(argument=True)] = Field(
+        description="Folder of an evaluation with answers."
+    )
+    url: Annotated[str, Option(name="--server", metavar="URL")] = Field(
+        description="OpenAI-compatible server of the judge, with an endpoint of chats: http://localhost:8000/v1. The "
+        "API key is read from OPENAI_API_KEY."
+    )
+    model: Annotated[str | None, Option(name="--server-model")] = Field(
+        default=None, description="Name of the judge on the server. Default: the server's only model."
+    )
+    concurrency: int = Field(default=8, ge=1, description="Maximum number of concurrent requests.")
+    extra: Annotated[
+        dict[str, Any],
+        BeforeValidator(json_values),
+        Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
+    ] = Field(default={}, description="Field to add to every request, with its value as JSON: top_k=1.")
 
 
 class ViewSettings(BaseSettings):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.sample_cache import cached_samples
 from ropewalk.evaluation.samples import LengthTooShort, Task
 from ropewalk.evaluation.settings import Settings
+from ropewalk.evaluation.statistics import NO_INTERVAL
 from ropewalk.evaluation.tasks.generation import check_lengths, generated_predictions
 from ropewalk.evaluation.tasks.lm_eval.suites import (
     check_retention,
@@ -29,6 +31,8 @@ from ropewalk.evaluation.tasks.lm_eval.suites import (
 from ropewalk.evaluation.tasks.registry import check_names, chosen_suites, chosen_tasks
 from ropewalk.evaluation.tasks.suite import (
     TEACHER_FORCED,
+    VERDICTS,
+    WAITING,
     BenchmarkSettings,
     GeneratedSuite,
     HarnessSuite,
@@ -359,7 +363,10 @@ class _SuiteLoop:
         counter = encoder.tokenizer
         estimate = {"tokens_per_piece": counter.tokens_per_piece} if isinstance(counter, WordCounter) else {}
         details = {**task.settings(), **self._beyond(length), **estimate}
-        return [task_result(predictions, details, rejected), *further_results(predictions, details)]
+        found = task_result(predictions, details, rejected)
+        if suite.judge is not None and not all(VERDICTS in each.details for each in predictions):
+            return [_waiting_for_judge(found)]
+        return [found, *further_results(predictions, details)]
 
     def _forced(
         self, suite: GeneratedSuite, task: Task, length: int, encoder: PromptEncoder
@@ -443,6 +450,14 @@ class _SuiteLoop:
             return None
         what = _titled(suite, task, length)
         return lambda done, total: progress(what, done, total)
+
+
+def _waiting_for_judge(found: TaskResult) -> TaskResult:
+    reason = f"its {found.n} answers wait for a judge: ropewalk eval judge"
+    details = {**found.details, WAITING: found.n}
+    return replace(
+        found, score=math.nan, ci95=NO_INTERVAL, status="not run", reason=reason, details=details, samples=()
+    )
 
 
 def _titled(suite: str, task: str, length: int) -> str:

@@ -21,7 +21,7 @@ UNREADABLE = ("stream", "n", "best_of", "echo", "suffix")
 """Fields that change the format of a response so that it can no longer be read as one answer."""
 
 
-def _json_values(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """Parse additional request fields, given as a mapping or as ``KEY=VALUE`` texts with JSON values."""
     if isinstance(value, Mapping):
         check_extra(value)
@@ -101,7 +101,7 @@ class Serving(Settings):
     )
     extra: Annotated[
         dict[str, Any],
-        BeforeValidator(_json_values),
+        BeforeValidator(json_values),
         Option(name="--server-extra", metavar="KEY=VALUE", repeated=True),
     ] = Field(
         default={},

@@ -143,6 +143,31 @@ class BenchmarkSettings(BaseSettings):
         return list(self.lengths.get(suite, ()) if isinstance(self.lengths, Mapping) else self.lengths)
 
 
+VERDICTS, JUDGED_BY, WAITING = "verdicts", "judged_by", "waiting_for_judge"
+"""Details of a judged answer (the verdicts by judge; the judge whose verdict counts), and of a result without one."""
+CORRECT, INCORRECT, UNCLEAR = "correct", "incorrect", "unclear"
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What a judge reads of an answer, and how its verdict is read.
+
+    Attributes:
+        template: the prompt, for the record, with the names of what is filled in.
+        prompt: returns the prompt, given the answer, its references and the details of its sample.
+        verdict: whether the judge's answer says that the answer is right; None if it says neither.
+    """
+
+    template: str
+    prompt: Callable[[str, Sequence[str], Mapping[str, Any]], str]
+    verdict: Callable[[str], bool | None]
+
+
+def judged_right(answer: str, references: Sequence[str], details: Mapping[str, Any]) -> float:
+    """1 if the judge whose verdict counts calls the answer correct, else 0; without a judge, there is no score yet."""
+    return float(details.get(VERDICTS, {}).get(details.get(JUDGED_BY)) == CORRECT)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Suite(ABC):
     """One benchmark.
@@ -200,6 +225,7 @@ class GeneratedSuite(Suite):
         sharing: returns the number of tasks or depths whose mean is the score; if not set, each task has its own.
         further: other metrics that score the same answers, by the metric of the samples; their results stand beside.
         from_file: whether the samples are the rows of a file, and by default all of them.
+        judge: what a judge reads, if answers have no score without one; the metric is then ``judged_right``.
     """
 
     tasks: Callable[[BenchmarkSettings], Mapping[str, Task]]
@@ -211,6 +237,7 @@ class GeneratedSuite(Suite):
     sharing: Callable[[BenchmarkSettings], int] | None = None
     further: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     from_file: bool = False
+    judge: Judge | None = None
 
     def samples_of(self, settings: BenchmarkSettings) -> int:
         """Return the number of prompts per task and length, in a grid of depths per depth and length."""

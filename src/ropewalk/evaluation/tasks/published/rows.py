@@ -91,6 +91,7 @@ class PublishedTask:
         binned: whether a length only has the prompts that are longer than half of it; not with ``cut``.
         twice_the_answer: whether the room for an answer is twice the tokens of the right one, and at least
             ``max_new_tokens``.
+        documents: glob of further files in the folder that questions read; they count as files of the benchmark.
     """
 
     suite: str
@@ -103,10 +104,14 @@ class PublishedTask:
     cut: bool = False
     binned: bool = False
     twice_the_answer: bool = False
+    documents: str | None = None
 
     def settings(self) -> Mapping[str, Any]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
-        return {"files_sha256": None if self.path is None else _files_digest(self.path)}
+        if self.path is None:
+            return {"files_sha256": None}
+        files = [*_files(self.path), *(sorted(self.path.glob(self.documents)) if self.documents else [])]
+        return {"files_sha256": _digest_of(self.path, _stamps(files))}
 
     def unavailable(self) -> str | None:
         """Return why the task cannot run here (no file), or None."""
@@ -122,7 +127,7 @@ class PublishedTask:
         """
         assert self.path is not None
         found = []
-        for number, (name, row) in enumerate(_rows(self.path, _stamps(self.path))):
+        for number, (name, row) in enumerate(_rows(_stamps(_files(self.path)))):
             try:
                 question = self.question(row, name)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -240,23 +245,20 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-Stamps = tuple[tuple[str, int, int], ...]
+Stamps = tuple[tuple[Path, int, int], ...]
+"""What tells that files have changed: each with its size and time."""
 
 
-def _stamps(path: Path) -> Stamps:
-    """What tells that files have changed: their names, sizes and times."""
-    return tuple((str(each), (stat := each.stat()).st_size, stat.st_mtime_ns) for each in _files(path))
+def _stamps(files: Sequence[Path]) -> Stamps:
+    return tuple((each, (stat := each.stat()).st_size, stat.st_mtime_ns) for each in files)
 
 
 @lru_cache(maxsize=2)
-def _rows(path: Path, stamps: Stamps) -> Sequence[tuple[str, Row]]:
-    return [(plain_stem(each), row) for each in _files(path) for row in read_rows(each)]
-
-
-def _files_digest(path: Path) -> str:
-    return _digest_of(path, _stamps(path))
+def _rows(stamps: Stamps) -> Sequence[tuple[str, Row]]:
+    return [(plain_stem(each), row) for each, _, _ in stamps for row in read_rows(each)]
 
 
 @lru_cache
-def _digest_of(path: Path, stamps: Stamps) -> str:
-    return digest([[each.name, FileDigest.of(each).sha256] for each in _files(path)])
+def _digest_of(folder: Path, stamps: Stamps) -> str:
+    inside = folder if folder.is_dir() else folder.parent
+    return digest([[str(each.relative_to(inside)), FileDigest.of(each).sha256] for each, _, _ in stamps])
