@@ -71,7 +71,10 @@ def test_a_help_longer_than_a_screen_begins_with_the_common_options(command):
 
 @pytest.mark.parametrize(
     ("command", "arguments"),
-    [("inspect", "MODEL"), ("verify", "RECIPE"), ("eval compare", "A B"), ("data stats", "PATHS")],
+    [
+        *(("inspect", "MODEL"), ("verify", "RECIPE"), ("eval compare", "A B"), ("data stats", "PATHS")),
+        *(("eval view", "FOLDER [OTHER]"), ("models", "[FAMILY]")),
+    ],
 )
 def test_a_help_calls_arguments_by_their_own_names(command, arguments, capsys):
     assert main([*command.split(), "--help"]) == 0

@@ -271,6 +271,7 @@ def test_scores_are_computed_again_without_a_model(
     assert result["score"] == pytest.approx(100 / 3)
     page = (out / "report.html").read_text()
     assert "<b>sure</b>" not in page
+    assert "ropewalk eval view, with the folder of this page, shows every answer" in page
     assert "\x1b" not in page
     path.write_text(json.dumps(lines[0]) + "\n")
     assert run("rescore", out) == 2

@@ -154,15 +154,18 @@ def make_command(function: Callable[..., None], name: str, example: str) -> App:
         function: what the command runs; see the module. The first paragraph of its docstring is the command's help, the
             others come at the end of the help.
         name: name of the command.
-        example: last line of the help.
+        example: last line of the help; begins with the whole command.
 
     Returns:
         The command, which can be passed to :func:`make_group`.
     """
     summary, _ = _paragraphs(function)
     # cyclopts would call an argument that may be left out ARGS.
-    omissible = [f"[{each.name}]" for each in settings_of(function) if each.positional and not each.required]
-    usage = _usage(name, omissible) if omissible else None
+    arguments = [each for each in settings_of(function) if each.positional]
+    words = [each.name if each.required else f"[{each.name}]" for each in arguments]
+    # The example has the name of the command's group, which the command itself does not know.
+    group = example.partition(f" {name}")[0].removeprefix("ropewalk").split()
+    usage = None if all(each.required for each in arguments) else _usage(" ".join([*group, name]), words)
     app = App(name=name, help=summary, usage=usage, **_looks(example, function))
     app.default(bound(function))
     return app

@@ -47,6 +47,7 @@ from ropewalk.reporting.tables import Part
 PAGE = "report.html"
 MOST_EXAMPLES = 3
 """Number of example answers shown per task and length."""
+EVERY_ANSWER = "ropewalk eval view, with the folder of this page, shows every answer in a browser"
 MOST_REFERENCES = 10
 MOST_CHARACTERS = 300
 MOST_IN_FACT = 500
@@ -57,6 +58,7 @@ FACTS = {
     "tokenizer": "Tokenizer",
     "tokens": "Tokens",
     "findings": "Summary",
+    "answers": "Answers",
     "digest": "Digest of the model",
     "model_sha256": "SHA-256 of the model",
     "tokenizer_sha256": "SHA-256 of the tokenizer",
@@ -196,7 +198,9 @@ def write_evaluation_report(
     # The record's own keys take precedence over its settings.
     known = {**record.get("settings", {}), **record}
     facts = {label: _fact(key, known[key]) for key, label in FACTS.items() if known.get(key) is not None}
-    rest = {key: value for key, value in record.items() if key not in ("results", "title", "findings")}
+    rest = {
+        key: value for key, value in record.items() if key not in ("results", "title", "findings", "answers")
+    }
     page = Page(
         shown(str(record.get("title", f"Evaluation of {model}")), MOST_IN_FACT),
         facts,
@@ -420,7 +424,8 @@ def report_evaluation(out: Path, result: EvaluationResult) -> None:
     name = Path(str(record["model"])).name
     pictures = pictures_of(out, name, found, record["settings"]["threshold"])
     # None leaves the fact out of the page.
-    shown = {**record, "findings": ". ".join(findings(record, found)) or None}
+    answers = EVERY_ANSWER if (out / PREDICTIONS).is_file() else None
+    shown = {**record, "findings": ". ".join(findings(record, found)) or None, "answers": answers}
     write_evaluation_report(out, shown, found, pictures, _examples(out, found))
 
 
