@@ -27,7 +27,6 @@ from tests.evaluation.test_excerpts import answered, prediction, sample
 EVIL = (
     "</script><img src=x onerror=alert(1)>\u2028\u202e\x1b[31m\ud800 attachment://ab <think>no</think> {{x}}"
 )
-SHOWN = EVIL.replace("\ud800", "\\ud800")
 NOTICE = (
     "error: the export needs the package inspect_ai, which is not installed; "
     "run pip install 'ropewalk[inspect-ai]'\n"
@@ -112,12 +111,17 @@ def test_a_log_for_each_task_and_what_has_no_answers_is_named(folder, plain):
     assert found.logs[0].startswith("2026-11-30T20-07-27+00-00_passkey-1024_")
     assert (len(found.logs), found.samples, found.whole_prompts) == (2, 7, 0)
     assert found.left_out == ("perplexity at 1,024 tokens",)
+    # The viewer of inspect_ai renders Markdown, links and images of logs that do not say this.
+    assert all(each["eval"]["viewer"] == {"trust_content": False} for each in logs)
     first, second = (each["results"] for each in logs)
     assert (first["total_samples"], first["completed_samples"]) == (4, 3)
     assert [each["name"] for each in first["scores"]] == ["first integer"]
     assert [each["name"] for each in second["scores"]] == ["name", "alone"]
     by_metric = {each["name"]: each["metrics"] for each in second["scores"]}
     assert [by_metric[name]["mean"]["value"] for name in ("name", "alone")] == [0.75, 0.5]
+    low, high = read_record(folder)[1][1].ci95
+    ends = [by_metric["name"][name]["value"] for name in ("ci95_low", "ci95_high")]
+    assert ends == [low / 100, high / 100]
     values = [{name: each["value"] for name, each in one["scores"].items()} for one in logs[1]["samples"]]
     assert values == [
         {"name": 1.0, "alone": 1.0},
@@ -244,7 +248,6 @@ def test_inspect_ai_reads_of_each_sample_what_the_folder_says(folder):
         )
         assert log.eval.task_args == {"suite": task, "task": task, "length": 1024}
         assert log.eval.metadata["settings"] == record["settings"]
-        # The viewer of inspect_ai renders Markdown, links and images of logs that do not say this.
         assert log.eval.viewer.trust_content is False
         assert [each.id for each in log.samples] == [each.index for each in own]
         for read, known in zip(log.samples, own, strict=True):
