@@ -1,6 +1,6 @@
 """Logs of inspect_ai say of every sample what the folder of the evaluation says, and texts in them are only texts.
 
-What inspect_ai itself makes of a log is checked where it is installed; it is too large for the tools of development.
+What inspect_ai itself makes of a log is checked where it is installed: dev leaves this extra out, because it is large.
 """
 
 import json
@@ -231,7 +231,7 @@ def test_a_real_evaluation_with_its_prompts_made_again(tmp_path, plain, prompts)
 
 
 def test_inspect_ai_reads_of_each_sample_what_the_folder_says(folder):
-    log_module = pytest.importorskip("inspect_ai.log", reason="inspect_ai is an extra of 300 MB")
+    log_module = pytest.importorskip("inspect_ai.log", reason="inspect_ai is an extra, which dev leaves out")
     found = export_logs(ExportSettings(folder=folder, out=folder.parent / "logs"))
     listed = log_module.list_eval_logs(str(found.folder))
     assert sorted(each.name.rpartition("/")[2] for each in listed) == sorted(found.logs)
