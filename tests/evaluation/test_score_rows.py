@@ -1,9 +1,11 @@
 """Rows of scores: each score of a result and each of its parts once, with its interval, and nothing made up."""
 
 import math
+from dataclasses import replace
 
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.score_rows import PUBLISHED, by_suite, by_task, score_records, score_rows
+from ropewalk.reporting.scores.tables import evaluation_tables
 from tests.reporting.evaluation_results import documents, needle, retrieval, ruler
 from tests.reporting.reporting_cases import AFTER, BEFORE
 
@@ -30,6 +32,26 @@ def test_depths_are_rows_with_their_own_counts():
         (1.0, 5, 100.0),
     ]
     assert [list(row.ci95) for row in parts] == [each["ci95"] for each in result.details["depths"]]
+
+
+def test_groups_are_rows_with_their_own_counts():
+    easy, hard = (
+        {"label": label, "n": n, "score": 50.0, "ci95": [10.0, 90.0]}
+        for label, n in (("easy", 2), ("hard", 3))
+    )
+    (result,) = retrieval("longbench_v2", "longbench_v2", {4096: 10})
+    grouped = replace(result, details={**result.details, "groups": {"difficulty": [easy, hard]}})
+    whole, *parts = score_rows({"model": [grouped]})
+    assert whole.is_whole
+    assert not any(row.is_whole for row in parts)
+    assert [(row.group, row.n, row.value, row.ci95) for row in parts] == [
+        ("difficulty: easy", 2, 50, (10, 90)),
+        ("difficulty: hard", 3, 50, (10, 90)),
+    ]
+    total, by_group = evaluation_tables({"m": [grouped]})
+    assert by_group.title.startswith("LongBench v2")
+    assert [row[0] for row in by_group.rows] == ["difficulty: easy", "difficulty: hard"]
+    assert len(total.rows) == 1
 
 
 def test_the_average_that_others_publish_is_another_metric_of_the_same_score():

@@ -194,3 +194,12 @@ def test_other_files_are_not_replaced(run, tmp_path):
     with pytest.raises(RopewalkError, match="holds other files, which the pages would replace; give --out"):
         write_view(ViewSettings(folder=run, out=out))
     assert (out / "mine.txt").read_text() == "mine"
+
+
+def test_an_answer_that_waits_for_a_judge_has_no_score(tmp_path):
+    waiting = replace(answered("short", index=0), metric="judged", score=0.0)
+    judged = replace(waiting, index=1, details={"verdicts": {"a": "incorrect"}, "judged_by": "a"})
+    write_predictions(tmp_path / "predictions-after.jsonl", [waiting, judged])
+    write_view(ViewSettings(folder=tmp_path))
+    _, index = called(tmp_path / "answers" / "data" / "index.js")
+    assert index["sides"][0]["score"] == [None, 0]

@@ -16,6 +16,7 @@ from ropewalk.evaluation.excerpts import Part, excerpt, gaps
 from ropewalk.evaluation.prompt import answer_in
 from ropewalk.evaluation.samples import Sample, prompt_digest
 from ropewalk.evaluation.tasks.registry import METRICS
+from ropewalk.evaluation.tasks.suite import JUDGED, VERDICTS
 from ropewalk.io.files import write_text
 from ropewalk.io.json_lines import check_types
 from ropewalk.runs import Lines, Log
@@ -93,6 +94,11 @@ class Prediction:
             return ""
         before, ended, _ = self.prediction.rpartition(END_OF_THOUGHTS)
         return before if ended else "" if self.answer else self.prediction
+
+    @property
+    def has_score(self) -> bool:
+        """Whether the answer has a score; without a verdict, an answer that a judge must read has none yet."""
+        return self.metric != JUDGED or VERDICTS in self.details
 
     @property
     def key(self) -> SampleKey:

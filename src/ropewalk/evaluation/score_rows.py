@@ -45,6 +45,7 @@ class ScoreRow:
         depth: depth of the answer as a share of the text, from 0 to 1; None for a score over all depths. For scores by
             fifths of the text, the middle of the fifth; ``facts`` then has ``fifths``.
         difficulty: difficulty as the task counts it, such as steps or needles; None for a score over all of them.
+        group: label of the questions that it is of, such as ``domain: law``; empty for a score over all of them.
         cell: first position and the position after the last one, in tokens; None for a score over all positions.
         facts: details of the result, such as the number of tokens.
     """
@@ -64,11 +65,12 @@ class ScoreRow:
     cell: tuple[int, int] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     difficulty: float | None = None
+    group: str = ""
 
     def record(self) -> dict[str, Any]:
         """The row as plain values, without its facts: one line of a data frame."""
         first = {name: getattr(self, name) for name in ("suite", "task", "length", "when", "value")}
-        then = {name: getattr(self, name) for name in ("n", "unit", "metric", "depth", "difficulty")}
+        then = {name: getattr(self, name) for name in ("n", "unit", "metric", "depth", "difficulty", "group")}
         start, end = self.cell or (None, None)
         where = {"start": start, "end": end, "ran": self.ran, "note": self.note}
         return {**first, "low": self.ci95[0], "high": self.ci95[1], **then, **where}
@@ -77,7 +79,7 @@ class ScoreRow:
     def is_whole(self) -> bool:
         """Whether this is a task's score, and not a part of it or the same score averaged in another way."""
         parts = (self.depth, self.cell, self.difficulty)
-        return all(each is None for each in parts) and self.metric != PUBLISHED
+        return all(each is None for each in parts) and not self.group and self.metric != PUBLISHED
 
     @property
     def name(self) -> str:
@@ -146,6 +148,11 @@ def _rows(when: str, result: TaskResult) -> Iterator[ScoreRow]:
             level: dict[str, Any] = {name: float(each[name])}
             ends, value = _ends(each.get("ci95", (None, None))), or_nan(each["score"])
             yield replace(whole, value=value, ci95=ends, n=int(each["n"]), facts=of, **level)
+    for grouping, groups in facts.get("groups", {}).items():
+        for each in groups:
+            ends, value = _ends(each.get("ci95", (None, None))), or_nan(each["score"])
+            name = f"{grouping}: {each['label']}"
+            yield replace(whole, value=value, ci95=ends, n=int(each["n"]), facts={}, note="", group=name)
 
 
 def by_suite(rows: Iterable[ScoreRow]) -> dict[str, list[ScoreRow]]:

@@ -141,7 +141,7 @@ def _index(
 def _side(name: str, answers: Row) -> dict[str, Any]:
     return {
         "name": shown(name, MOST_IN_FACT),
-        "score": [None if each is None else round(each.score, 4) for each in answers],
+        "score": [None if each is None or not each.has_score else round(each.score, 4) for each in answers],
         "new": [None if each is None else each.new_tokens for each in answers],
         "finished": [None if each is None else each.finished for each in answers],
     }

@@ -145,6 +145,8 @@ class BenchmarkSettings(BaseSettings):
 
 VERDICTS, JUDGED_BY, WAITING = "verdicts", "judged_by", "waiting_for_judge"
 """Details of a judged answer (the verdicts by judge; the judge whose verdict counts), and of a result without one."""
+JUDGED = "judged"
+"""Name of the metric of answers that a judge must read."""
 CORRECT, INCORRECT, UNCLEAR = "correct", "incorrect", "unclear"
 
 

@@ -447,4 +447,6 @@ def _examples(out: Path, found: Sequence[TaskResult]) -> Iterator[dict[str, Any]
     for prediction in read_predictions(out / PREDICTIONS):
         if (prediction.suite, prediction.task, prediction.length) in wanted:
             # Its last part ends with the question.
-            yield {**prediction.to_json(), "prompt": prediction.prompt[-1][1] if prediction.prompt else ""}
+            score = prediction.score if prediction.has_score else None
+            prompt = prediction.prompt[-1][1] if prediction.prompt else ""
+            yield {**prediction.to_json(), "prompt": prompt, "score": score}

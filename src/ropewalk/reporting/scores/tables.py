@@ -121,6 +121,7 @@ def _suite_tables(name: str, models: Sequence[str], rows: Sequence[ScoreRow]) ->
         )
         tables.append(list_table(f"{words}: {PERCENT}", models, [row for row in own if row.is_whole]))
         tables += _for_each(models, own, partial(_depth_tables, words))
+        tables += _for_each(models, own, partial(_group_tables, words))
     return tables
 
 
@@ -286,6 +287,15 @@ def task_tables(rows: Sequence[ScoreRow], title: str) -> list[ResultTable]:
         for task in by_task(rows)
     }
     return grid_tables(title, "task", grid, lengths, _overall_notes(grid.get(OVERALL, ()), grid))
+
+
+def _group_tables(title: str, rows: Sequence[ScoreRow], of: str) -> list[ResultTable]:
+    """Grid of one task of one model: one line per group of questions, one column per length; none without groups."""
+    grouped, lengths = [row for row in rows if row.group], _lengths(rows)
+    found = {(row.group, row.length): row for row in grouped}
+    names = dict.fromkeys(row.group for row in grouped)
+    grid = {shown(name, MOST_IN_SOURCE): [found.get((name, length)) for length in lengths] for name in names}
+    return grid_tables(f"{title}{of}, by group: {PERCENT}", "group", grid, lengths) if grid else []
 
 
 def _depth_tables(title: str, rows: Sequence[ScoreRow], of: str) -> list[ResultTable]:

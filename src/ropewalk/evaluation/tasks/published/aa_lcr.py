@@ -20,7 +20,7 @@ from ropewalk.data.read.files import read_text
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks.benchmark_files import Row
 from ropewalk.evaluation.tasks.published.rows import PublishedSettings, PublishedTask, Question
-from ropewalk.evaluation.tasks.suite import BenchmarkSettings, GeneratedSuite, Judge, judged_right
+from ropewalk.evaluation.tasks.suite import JUDGED, BenchmarkSettings, GeneratedSuite, Judge, judged_right
 from ropewalk.io.files import is_plain
 
 NAME = "aa_lcr"
@@ -110,9 +110,7 @@ def _tasks(settings: BenchmarkSettings) -> Mapping[str, PublishedTask]:
     if path is not None and not (path / TEXTS).is_dir():
         raise RopewalkError(f"{path} has no folder {TEXTS}; give the folder of {ORIGIN}")
     asked = partial(question, folder=path or Path())
-    return {
-        NAME: PublishedTask(NAME, NAME, "judged", ROOM, ORIGIN, asked, path, documents=f"{TEXTS}/**/*.txt")
-    }
+    return {NAME: PublishedTask(NAME, NAME, JUDGED, ROOM, ORIGIN, asked, path, documents=f"{TEXTS}/**/*.txt")}
 
 
 SUITE = GeneratedSuite(
@@ -121,7 +119,7 @@ SUITE = GeneratedSuite(
     figure="by length",
     settings={"published": PublishedSettings},
     tasks=_tasks,
-    metrics={"judged": judged_right},
+    metrics={JUDGED: judged_right},
     from_file=True,
     judge=Judge(JUDGE, judge_prompt, verdict),
 )
