@@ -219,3 +219,27 @@ def test_the_model_of_several_may_be_named_by_the_first_argument(
 def test_a_model_in_memory_needs_a_name(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--suite", "passkey") == 2
     assert "MODEL is missing; name a checkpoint, or a server with --server URL" in capsys.readouterr().err
+
+
+def test_words_are_scaled_by_the_shortest_question_of_a_file(
+    run: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    rows = [
+        {
+            "prompt": json.dumps([{"role": "user", "content": "The grass is green. " * size}]),
+            "answer": "0123456789green",
+            "random_string_to_prepend": "0123456789",
+            "n_needles": 2,
+        }
+        for size in (300, 1300, 1400)
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ("--suite", "openai_mrcr", "--tasks", "openai_mrcr_2", "--lengths", "1k,8k,16k")
+    how = ("--tokenizer", "words", "--benchmark-data", f"openai_mrcr={data}", "--timeout", 5)
+    with Served(checkpoint) as server:
+        assert run(*asked, *how, "--server", server.url, "--out", tmp_path / "out") == 0
+    results = [each for each in record_of(tmp_path / "out")["results"] if each["task"] == "openai_mrcr_2"]
+    # Nothing has 512 to 1,024 tokens; the shortest question that has a length scales the words of all.
+    assert (results[0]["length"], results[0]["status"]) == (1024, "not run")
+    assert sum(each["n"] for each in results) >= 1

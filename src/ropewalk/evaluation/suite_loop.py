@@ -18,7 +18,7 @@ from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.results import ResultKey, TaskResult, result_log
 from ropewalk.evaluation.rows import Ids
 from ropewalk.evaluation.sample_cache import cached_samples
-from ropewalk.evaluation.samples import LengthTooShort, Task
+from ropewalk.evaluation.samples import LengthTooShort, Sample, Task
 from ropewalk.evaluation.settings import Settings
 from ropewalk.evaluation.statistics import NO_INTERVAL
 from ropewalk.evaluation.tasks.generation import check_lengths, generated_predictions
@@ -256,12 +256,15 @@ def encoder_for(under_test: ModelUnderTest, settings: BenchmarkSettings, task: T
         return encoder
     key = (task.suite, task.name)
     if key not in counter.by_task:
-        length = min([MEASURED, *settings.lengths_of(task.suite)])
-        try:
-            samples = task.samples(encoder, length, 1, settings.seed)
-        except LengthTooShort as error:
-            samples = task.samples(encoder, error.shortest, 1, settings.seed)
-        sample = next(iter(samples))
+        lengths = settings.lengths_of(task.suite)
+        # A file of questions may have none as short as that; then a longer one is measured.
+        tried = (
+            _first_sample(task, encoder, each, settings.seed)
+            for each in sorted({min([MEASURED, *lengths]), *lengths})
+        )
+        sample = next((each for each in tried if each is not None), None)
+        if sample is None:
+            return encoder
         assert isinstance(under_test.backend, ReportsTokens)
         read = under_test.backend.tokens_read(
             encoder.encode(sample.text, sample.answer_prefix, sample.earlier).text,
@@ -269,6 +272,14 @@ def encoder_for(under_test: ModelUnderTest, settings: BenchmarkSettings, task: T
         )
         counter.by_task[key] = counter.scaled(sample.prompt_tokens, read)
     return encoder_of(replace(under_test, tokenizer=counter.by_task[key]), settings)
+
+
+def _first_sample(task: Task, encoder: PromptEncoder, length: int, seed: int) -> Sample | None:
+    try:
+        samples = task.samples(encoder, length, 1, seed)
+    except LengthTooShort as error:
+        samples = task.samples(encoder, error.shortest, 1, seed)
+    return next(iter(samples), None)
 
 
 def _check_harness(under_test: ModelUnderTest, settings: Settings, chosen: dict[str, list[str]]) -> None:
