@@ -125,21 +125,21 @@ def test_a_chat_of_hundreds_of_turns_arrives_whole_and_in_order(folder: Path, tm
     length, lost = 65536, 0
 
     def read(turns: list[dict[str, str]]) -> int:
-        """Tokens of what a server reads that loses turns of a chat."""
-        shown = [turns[0], *turns[1 + lost :]]
+        """Tokens of what a server reads that loses turns of long chats."""
+        shown = [turns[0], *turns[1 + lost :]] if len(turns) > 100 else turns
         text = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True)
         return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def reply(request: dict[str, Any], number: int) -> Reply:
         return message(CHECKERS["mrcr"].answer(asked_in(request)), read=read(request["messages"]))
 
-    def trial(text: str) -> int:
-        return read([{"role": "user", "content": text}])
+    def trial(request: dict[str, Any]) -> Reply | None:
+        return message("x", "length", 1, read(request["messages"])) if request["max_tokens"] == 1 else None
 
-    with CompletionServer(reply, reads=trial) as server:
+    with CompletionServer(reply, refuses=trial) as server:
         asked = {"samples": 1, "tasks": ("mrcr_8",), "lengths": (length,)}
         measured(folder, "mrcr", server.url, tmp_path / "out", **asked)
-        lost = 200
+        lost = 2
         with pytest.raises(RunFailure, match=r"rejected all 1 prompts.*the server read only"):
             measured(folder, "mrcr", server.url, tmp_path / "lost", **asked)
     (task,) = (each for each in generated("mrcr") if each.name == "mrcr_8")
@@ -152,6 +152,25 @@ def test_a_chat_of_hundreds_of_turns_arrives_whole_and_in_order(folder: Path, tm
     lost = 0
     assert found["prompt_tokens"] == sample.prompt_tokens == read(server.requests[0]["messages"])
     assert found["score"] == 1
+
+
+def test_a_server_may_write_less_around_the_turns_of_a_chat(folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    own = TEMPLATE.replace("{{ m.role }}: ", "")
+
+    def reply(request: dict[str, Any], number: int) -> Reply:
+        text = tokenizer.apply_chat_template(request["messages"], chat_template=own, tokenize=False)
+        return message("?", tokens=1, read=len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+    def trial(request: dict[str, Any]) -> Reply | None:
+        return reply(request, 0) if request["max_tokens"] == 1 else None
+
+    with CompletionServer(reply, refuses=trial) as server:
+        measured(folder, "mrcr", server.url, tmp_path / "out", 3, tasks=("mrcr_2",))
+        turns = [len(request["messages"]) for request in server.trials]
+    # The last two compare the templates, once.
+    assert turns == [1, 1, 1, 3]
+    assert len(predictions(tmp_path / "out")) == 3
 
 
 SHARING = {"graphwalks": 4, "icl": 10, "counting": 25}

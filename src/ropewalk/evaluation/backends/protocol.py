@@ -23,6 +23,12 @@ Endpoint = Literal["completions", "chat"]
 THOUGHTS, END_OF_THOUGHTS = "<think>", "</think>"
 """Marks around the thoughts of Qwen3, DeepSeek-R1 and most other thinking models."""
 
+TRIAL = "The grass is green."
+"""Text of the requests that find out how a server reads prompts."""
+
+PAIR = (("user", TRIAL), ("assistant", TRIAL))
+"""Two turns of a chat with this text."""
+
 Progress = Callable[[int, int], None]
 """Called with the number of completed rows or samples, and the total."""
 
@@ -38,6 +44,9 @@ class GenerationRequest:
             length, so that an answer does not depend on the rest of its batch.
         turns: the same prompt as roles and texts, for a server that applies the chat template itself; else empty.
         content_tokens: tokens of ``input_ids`` without those of the template around the texts.
+        around_earlier: tokens of the template around all turns but the last.
+        pair_tokens: tokens that :data:`PAIR` has in the template, by which a server's own is compared with it; 0 for a
+            single turn.
         text: the whole prompt as text; needed if ``input_ids`` are estimates.
     """
 
@@ -46,6 +55,8 @@ class GenerationRequest:
     length: int
     turns: tuple[tuple[str, str], ...] = ()
     content_tokens: int = 0
+    around_earlier: int = 0
+    pair_tokens: int = 0
     text: str = ""
 
 

@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import httpx2
@@ -22,7 +23,9 @@ from ropewalk.evaluation.backends.dispatch import answers_of, check_requests
 from ropewalk.evaluation.backends.http_limits import limited_client, within
 from ropewalk.evaluation.backends.protocol import (
     END_OF_THOUGHTS,
+    PAIR,
     THOUGHTS,
+    TRIAL,
     Answer,
     GenerationRequest,
     Rejection,
@@ -72,9 +75,6 @@ OPENAI_GREEDY: Mapping[str, Any] = {"frequency_penalty": 0.0}
 """Replaces ``GREEDY`` if the server rejects it: ``transformers serve`` derives the repetition penalty from this
 field, by adding 1."""
 
-TRIAL = "The grass is green."
-"""Prompt of the trial request."""
-
 SHOWN_MODELS = 5
 
 UNAUTHORIZED, TOO_MANY, UNAVAILABLE = 401, 429, 503
@@ -123,6 +123,8 @@ class ServerBackend:
         self._own = {name: value for name, value in GREEDY.items() if name not in self.extra}
         self._left_out: list[str] = []
         self._tokenizer_lock = threading.Lock()
+        self._pair_lock = threading.Lock()
+        self._pair_tokens: int | None = None
         self._base_url = serving.url
         self._api_key = _key(api_key)
         self._secrets = [*([self._api_key] if self._api_key else []), *credentials(serving.url)]
@@ -496,7 +498,8 @@ class ServerBackend:
         return answers_of([self], requests)
 
     def completion(self, client: Any, request: GenerationRequest, stop: threading.Event) -> Completion:
-        return self._complete(request, self._completion_with_retries(client, request, stop))
+        found = self._completion_with_retries(client, request, stop)
+        return self._complete(request, found, self._least_read(client, request))
 
     def _completion_with_retries(
         self, client: Any, request: GenerationRequest, stop: threading.Event
@@ -583,14 +586,31 @@ class ServerBackend:
                     f"the answer has {len(completion.text):,} characters, more than {asked} tokens can have"
                 )
 
-    def _complete(self, request: GenerationRequest, completion: Completion) -> Completion:
+    def _least_read(self, client: httpx2.Client, request: GenerationRequest) -> int:
+        """Fewest tokens that a server reads of a prompt which it does not truncate."""
+        if not self.as_turns:
+            return len(request.input_ids)
+        with self._pair_lock, suppress(RopewalkError):
+            if request.pair_tokens and self._pair_tokens is None:
+                last = (("user", TRIAL),)
+                one, three = (self._tokens_read(client, TRIAL, turns) for turns in (last, (*PAIR, *last)))
+                self._pair_tokens = (three or 0) - (one or 0)
+        # A server that applies its own template may write fewer tokens around the same texts. In a long chat, these
+        # would hide that turns are missing.
+        known = request.pair_tokens > 0 and self._pair_tokens == request.pair_tokens
+        return request.content_tokens + (request.around_earlier if known else 0)
+
+    def _complete(self, request: GenerationRequest, completion: Completion, sent: int) -> Completion:
         """Check that the server neither truncated the prompt nor ran out of context for the answer.
+
+        Args:
+            request: the prompt.
+            completion: what the server answered.
+            sent: fewest tokens that it must have read.
 
         Raises:
             RefusalError: if the token counts that the server reports show either.
         """
-        # A server that applies its own template may write fewer tokens around the same texts.
-        sent = request.content_tokens if self.as_turns else len(request.input_ids)
         read = completion.prompt_tokens
         # Some servers report 0 for unknown. A different tokenizer would have failed the trial in :meth:`_agree`.
         if read and read < sent and not self._approximate:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.evaluation.backends import Backend, GenerationRequest
-from ropewalk.evaluation.backends.protocol import Progress, Rejection
+from ropewalk.evaluation.backends.protocol import PAIR, TRIAL, Progress, Rejection
 from ropewalk.evaluation.predictions import Prediction, PredictionLog, predicted
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import LengthTooShort, Sample, Task
@@ -140,5 +141,11 @@ def _request(encoder: PromptEncoder, sample: Sample) -> GenerationRequest:
         return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room, text=prompt.text)
     turns = encoder.turns(sample.text, sample.answer_prefix, sample.earlier)
     # The template writes as many tokens around empty turns.
-    content = len(prompt.input_ids) - encoder.count("", "", tuple((role, "") for role, _ in sample.earlier))
-    return GenerationRequest(prompt.input_ids, sample.max_new_tokens, room, turns, content)
+    around = encoder.count("", "", tuple((role, "") for role, _ in sample.earlier))
+    request = GenerationRequest(
+        prompt.input_ids, sample.max_new_tokens, room, turns, len(prompt.input_ids) - around
+    )
+    if not sample.earlier:
+        return request
+    pair = encoder.count(TRIAL, "", PAIR) - encoder.count(TRIAL)
+    return replace(request, around_earlier=around - encoder.count("", ""), pair_tokens=pair)
