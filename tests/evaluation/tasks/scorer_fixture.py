@@ -10,6 +10,7 @@ import ast
 import importlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -358,7 +359,7 @@ def published(path: Path, inside: str) -> Functions:
         with suppress(ImportError):
             names[name] = importlib.import_module(name)
     names |= {"SequenceMatcher": names["difflib"].SequenceMatcher, "datetime": names["datetime"].datetime}
-    names |= {"List": list, "Tuple": tuple}
+    names |= {"List": list, "Tuple": tuple, "Counter": Counter}
     for node in [*constants, *kept]:
         # Constants that need a module of the file's own are none of its scorer's.
         with suppress(NameError):

@@ -21,7 +21,7 @@ from ropewalk.evaluation.tasks import (
     ruler2_basic,
 )
 from ropewalk.evaluation.tasks.lm_eval import suites as lm_eval
-from ropewalk.evaluation.tasks.published import aa_lcr, longbench_v2
+from ropewalk.evaluation.tasks.published import aa_lcr, infinitebench, longbench_v2
 from ropewalk.evaluation.tasks.published import mrcr as published_mrcr
 from ropewalk.evaluation.tasks.ruler import tasks as ruler
 from ropewalk.evaluation.tasks.suite import BenchmarkSettings, GeneratedSuite, LikelihoodSuite, Suite
@@ -42,6 +42,7 @@ SUITES: tuple[Suite, ...] = (
     published_mrcr.OPENAI_SUITE,
     published_mrcr.GOOGLE_SUITE,
     longbench_v2.SUITE,
+    infinitebench.SUITE,
     aa_lcr.SUITE,
     perplexity.SUITE,
     longppl.SUITE,

@@ -92,6 +92,7 @@ class PublishedTask:
         twice_the_answer: whether the room for an answer is twice the tokens of the right one, and at least
             ``max_new_tokens``.
         documents: glob of further files in the folder that questions read; they count as files of the benchmark.
+        files: names without suffixes of the task's files, of which no other is read; empty for all files.
     """
 
     suite: str
@@ -105,12 +106,13 @@ class PublishedTask:
     binned: bool = False
     twice_the_answer: bool = False
     documents: str | None = None
+    files: tuple[str, ...] = ()
 
     def settings(self) -> Mapping[str, Any]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
         if self.path is None:
             return {"files_sha256": None}
-        files = [*_files(self.path), *(sorted(self.path.glob(self.documents)) if self.documents else [])]
+        files = [*self._files(self.path), *(sorted(self.path.glob(self.documents)) if self.documents else [])]
         return {"files_sha256": _digest_of(self.path, _stamps(files))}
 
     def unavailable(self) -> str | None:
@@ -127,7 +129,7 @@ class PublishedTask:
         """
         assert self.path is not None
         found = []
-        for number, (name, row) in enumerate(_rows(_stamps(_files(self.path)))):
+        for number, (name, row) in enumerate(_rows(_stamps(self._files(self.path)))):
             try:
                 question = self.question(row, name)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -200,6 +202,9 @@ class PublishedTask:
             sample = found[number]
             more = {"too_long": too_long} if too_long and not self.binned else {}
             yield replace(sample, details={**sample.details, **more})
+
+    def _files(self, path: Path) -> list[Path]:
+        return [each for each in _files(path) if not self.files or plain_stem(each) in self.files]
 
     def _form(self, room: int) -> Form:
         return Form(self.suite, self.name, self.metric, room)
