@@ -9,6 +9,7 @@ import pytest
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.results import TaskResult
+from ropewalk.evaluation.tasks.suite import EVERY_ROW
 from ropewalk.reporting import (
     Picture,
     draw,
@@ -72,6 +73,19 @@ def test_page_says_what_was_measured_and_how(tmp_path: Path) -> None:
     assert read.tags.count("img") == 1
     assert dict(read.attributes)["alt"].startswith("Llama: needle. 4k tokens: 100 % at every depth; ")
     assert "Correct answers in percent, over 5 samples per cell." in read.text
+
+
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        (EVERY_ROW, "Samplesall questions"),
+        ({"ruler": 20, "aa_lcr": EVERY_ROW}, "Samplesruler 20, aa_lcr all questions"),
+    ],
+)
+def test_all_questions_of_a_file_are_no_number(tmp_path: Path, samples: Any, words: str) -> None:
+    record = {**RECORD, "settings": {"samples": samples}}
+    page = write_evaluation_report(tmp_path, record, ruler())
+    assert words in Reader(page.read_text(encoding="utf-8")).text.replace("\n", "")
 
 
 @pytest.mark.parametrize(

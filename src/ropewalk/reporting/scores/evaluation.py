@@ -27,6 +27,7 @@ from ropewalk.evaluation.score_rows import (
     score_rows,
 )
 from ropewalk.evaluation.tasks.registry import BY_NAME
+from ropewalk.evaluation.tasks.suite import EVERY_ROW
 from ropewalk.io.files import plain_name
 from ropewalk.io.lengths import format_length
 from ropewalk.reporting.figures.drawing import Figure
@@ -302,6 +303,10 @@ def _fact(key: str, value: Any) -> str:
         words = ", ".join(format_length(each) if isinstance(each, int) else str(each) for each in value)
     elif key == "tokens":
         words = str(value["source"])
+    elif key == "samples" and value == EVERY_ROW:
+        words = "all questions"
+    elif key == "samples" and isinstance(value, Mapping):
+        words = ", ".join(f"{name} {_fact('samples', each)}" for name, each in value.items())
     elif key == "checkpoints":
         words = ", ".join(str(each["name"]) for each in value)
     elif isinstance(value, Mapping):

@@ -116,6 +116,7 @@ def _tasks(settings: BenchmarkSettings) -> Mapping[str, PublishedTask]:
 SUITE = GeneratedSuite(
     name=NAME,
     title="AA-LCR",
+    titles={NAME: "AA-LCR"},
     figure="by length",
     settings={"published": PublishedSettings},
     tasks=_tasks,

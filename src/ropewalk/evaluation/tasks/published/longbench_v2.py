@@ -64,6 +64,7 @@ def right_choice(answer: str, references: Sequence[str], details: Mapping[str, A
 SUITE = GeneratedSuite(
     name=NAME,
     title="LongBench v2",
+    titles={NAME: "LongBench v2"},
     figure="by length",
     settings={"published": PublishedSettings},
     tasks=lambda settings: {
