@@ -198,7 +198,7 @@ def test_other_files_are_not_replaced(run, tmp_path):
 
 def test_an_answer_that_waits_for_a_judge_has_no_score(tmp_path):
     waiting = replace(answered("short", index=0), metric="judged", score=0.0)
-    judged = replace(waiting, index=1, details={"verdicts": {"a": "incorrect"}, "judged_by": "a"})
+    judged = replace(waiting, index=1, details={"verdicts": {"a": 0.0}, "judged_by": "a"})
     write_predictions(tmp_path / "predictions-after.jsonl", [waiting, judged])
     write_view(ViewSettings(folder=tmp_path))
     _, index = called(tmp_path / "answers" / "data" / "index.js")

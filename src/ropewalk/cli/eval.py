@@ -56,8 +56,8 @@ def evaluate(
     that need no data set), babilong (bAbI's facts in a long text), perplexity, longppl (LongPPL, the perplexity of
     those tokens that need a long context), short (HellaSwag, MMLU, ARC-Challenge and TruthfulQA in lm_eval), longbench
     (LongBench in lm_eval), and lm_eval (the tasks that --lm-eval-tasks names). With the authors' own files
-    (--benchmark-data): openai_mrcr, google_mrcr, longbench_v2, infinitebench, and
-    aa_lcr (AA-LCR, which ropewalk eval judge scores).
+    (--benchmark-data): openai_mrcr, google_mrcr, longbench_v2, infinitebench, and, scored by ropewalk eval judge,
+    aa_lcr and helmet_narrativeqa.
 
     With several processes: torchrun --nproc-per-node 4 -m ropewalk eval MODEL --suite perplexity
     """
@@ -141,7 +141,7 @@ def rescore_command(
 
 
 def judge_command(settings: JudgeSettings, *, as_json: JsonFlag = False) -> None:
-    """Have a model on a server judge the stored answers of suites that need it (aa_lcr), and write the scores.
+    """Have a model on a server judge the stored answers of suites that need it, and write the scores.
 
     The result names the judge and its prompt, and says how often it agrees with other judges that have read the same
     answers. Run the same command again to resume.

@@ -16,6 +16,8 @@ Its files::
     predictions       answers with their scores on disk, line by line, so that a run resumes
     excerpts          parts of a prompt, kept with its answer for people to read
     record            the folder of an evaluation: written, scored again, compared
+    judging           a model on a server reads stored answers, and its grades become their scores
+    agreement         what a result says of its judge, and how often others agree with it
     reproduction      what of a published result follows from its files
     results           plain values of a result, and a log of them
     score_rows        scores as rows, which tables, figures and data frames show

@@ -147,7 +147,7 @@ def _shortened(predictions: Sequence[Prediction]) -> Iterator[str]:
     cut = [each.details["tokens_cut"] for each in predictions if "tokens_cut" in each.details]
     if cut:
         yield (
-            f"{len(cut)} of {len(predictions)} prompts were too long, and their middle was left out "
+            f"{len(cut)} of {len(predictions)} prompts were too long, and part of their text was left out "
             f"({min(cut):,} to {max(cut):,} tokens)"
         )
     if too_long := max(int(each.details.get("too_long", 0)) for each in predictions):

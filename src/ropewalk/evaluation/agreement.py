@@ -10,10 +10,7 @@ from ropewalk.evaluation.predictions import Prediction
 from ropewalk.evaluation.samples import any_reference
 from ropewalk.evaluation.tasks.registry import BY_NAME
 from ropewalk.evaluation.tasks.suite import (
-    CORRECT,
-    INCORRECT,
     JUDGED_BY,
-    UNCLEAR,
     VERDICTS,
     GeneratedSuite,
     Judge,
@@ -39,7 +36,7 @@ def judge_facts(predictions: Sequence[Prediction]) -> dict[str, Any]:
         "judge": {
             "model": name,
             "prompt": judge.template,
-            "unclear": sum(each.details[VERDICTS][name] == UNCLEAR for each in predictions),
+            "unclear": sum(each.details[VERDICTS][name] is None for each in predictions),
             "agreement": dict(agreements(predictions, str(name))),
         }
     }
@@ -64,14 +61,14 @@ def agreements(judged: Sequence[Prediction], name: str) -> Iterator[tuple[str, d
             if other in each.details[VERDICTS]
         ]
         yield other, agreement(pairs)
-    contained = [CORRECT if any_reference(each.answer, each.references) else INCORRECT for each in judged]
+    contained = [any_reference(each.answer, each.references) for each in judged]
     yield CONTAINED, agreement(list(zip(own, contained, strict=True)))
 
 
-def agreement(pairs: Sequence[tuple[str, str]]) -> dict[str, float]:
-    """Percent of equal verdicts of two judges, and Cohen's kappa; 1 if both always say the same one thing."""
+def agreement(pairs: Sequence[tuple[float | None, float | None]]) -> dict[str, float]:
+    """Percent of equal grades of two judges, and Cohen's kappa; 1 if both always say the same one thing."""
     n = len(pairs)
     equal = sum(one == other for one, other in pairs) / n
     firsts, seconds = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
-    chance = sum(firsts[verdict] * seconds[verdict] for verdict in firsts) / n**2
+    chance = sum(firsts[grade] * seconds[grade] for grade in firsts) / n**2
     return {"n": n, "equal": 100 * equal, "kappa": 1.0 if chance == 1 else (equal - chance) / (1 - chance)}

@@ -27,15 +27,7 @@ from ropewalk.evaluation.record import (
 )
 from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.settings import JudgeSettings
-from ropewalk.evaluation.tasks.suite import (
-    CORRECT,
-    INCORRECT,
-    JUDGED_BY,
-    UNCLEAR,
-    VERDICTS,
-    WAITING,
-    Judge,
-)
+from ropewalk.evaluation.tasks.suite import JUDGED_BY, VERDICTS, WAITING, Judge
 from ropewalk.io.digests import digest
 from ropewalk.runs import Lines, Log, held
 
@@ -185,14 +177,13 @@ def _judged(prediction: Prediction, name: str, log: Log[tuple[str, str], Judgeme
     for each in judges:
         said = log.known.get((each, sha256))
         # Without a judgement, the answer was empty.
-        verdicts[each] = INCORRECT if said is None else _verdict(judge, said.said)
+        verdicts[each] = 0.0 if said is None else _verdict(judge, said.said)
     details = {**prediction.details, VERDICTS: verdicts, JUDGED_BY: name}
     return replace(prediction, details=details).scored_again()
 
 
-def _verdict(judge: Judge, said: str) -> str:
-    found = judge.verdict(said.rpartition(END_OF_THOUGHTS)[2].strip())
-    return UNCLEAR if found is None else CORRECT if found else INCORRECT
+def _verdict(judge: Judge, said: str) -> float | None:
+    return judge.verdict(said.rpartition(END_OF_THOUGHTS)[2].strip())
 
 
 def _with_verdicts(result: TaskResult, judged: Sequence[Prediction]) -> list[TaskResult]:

@@ -21,7 +21,7 @@ from ropewalk.evaluation.tasks import (
     ruler2_basic,
 )
 from ropewalk.evaluation.tasks.lm_eval import suites as lm_eval
-from ropewalk.evaluation.tasks.published import aa_lcr, infinitebench, longbench_v2
+from ropewalk.evaluation.tasks.published import aa_lcr, helmet_narrativeqa, infinitebench, longbench_v2
 from ropewalk.evaluation.tasks.published import mrcr as published_mrcr
 from ropewalk.evaluation.tasks.ruler import tasks as ruler
 from ropewalk.evaluation.tasks.suite import BenchmarkSettings, GeneratedSuite, LikelihoodSuite, Suite
@@ -44,6 +44,7 @@ SUITES: tuple[Suite, ...] = (
     longbench_v2.SUITE,
     infinitebench.SUITE,
     aa_lcr.SUITE,
+    helmet_narrativeqa.SUITE,
     perplexity.SUITE,
     longppl.SUITE,
     lm_eval.SHORT_SUITE,

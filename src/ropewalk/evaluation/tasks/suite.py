@@ -144,10 +144,10 @@ class BenchmarkSettings(BaseSettings):
 
 
 VERDICTS, JUDGED_BY, WAITING = "verdicts", "judged_by", "waiting_for_judge"
-"""Details of a judged answer (the verdicts by judge; the judge whose verdict counts), and of a result without one."""
+"""Details of a judged answer (the grades by judge, None for unclear; the judge whose grade counts), and of a result
+without one."""
 JUDGED = "judged"
 """Name of the metric of answers that a judge must read."""
-CORRECT, INCORRECT, UNCLEAR = "correct", "incorrect", "unclear"
 
 
 @dataclass(frozen=True)
@@ -157,17 +157,17 @@ class Judge:
     Attributes:
         template: the prompt, for the record, with the names of what is filled in.
         prompt: returns the prompt, given the answer, its references and the details of its sample.
-        verdict: whether the judge's answer says that the answer is right; None if it says neither.
+        verdict: the grade that the judge's answer gives, from 0 (wrong) to 1 (right); None if it gives none.
     """
 
     template: str
     prompt: Callable[[str, Sequence[str], Mapping[str, Any]], str]
-    verdict: Callable[[str], bool | None]
+    verdict: Callable[[str], float | None]
 
 
-def judged_right(answer: str, references: Sequence[str], details: Mapping[str, Any]) -> float:
-    """1 if the judge whose verdict counts calls the answer correct, else 0; without a judge, there is no score yet."""
-    return float(details.get(VERDICTS, {}).get(details.get(JUDGED_BY)) == CORRECT)
+def judged_grade(answer: str, references: Sequence[str], details: Mapping[str, Any]) -> float:
+    """The grade by the judge whose verdict counts, 0 if it is unclear; without a judge, there is no score yet."""
+    return float(details.get(VERDICTS, {}).get(details.get(JUDGED_BY)) or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ class GeneratedSuite(Suite):
         sharing: returns the number of tasks or depths whose mean is the score; if not set, each task has its own.
         further: other metrics that score the same answers, by the metric of the samples; their results stand beside.
         from_file: whether the samples are the rows of a file, and by default all of them.
-        judge: what a judge reads, if answers have no score without one; the metric is then ``judged_right``.
+        judge: what a judge reads, if answers have no score without one; the metric is then ``judged_grade``.
     """
 
     tasks: Callable[[BenchmarkSettings], Mapping[str, Task]]

@@ -7,7 +7,7 @@ import pytest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation import Settings
 from ropewalk.evaluation.tasks.published.aa_lcr import SUITE, judge_prompt, plain_name, verdict
-from ropewalk.evaluation.tasks.suite import JUDGED_BY, VERDICTS, judged_right
+from ropewalk.evaluation.tasks.suite import JUDGED_BY, VERDICTS, judged_grade
 from tests.evaluation.tasks.published.lcr_cases import NAMED, STORED, write_lcr
 from tests.evaluation.tasks.published.published_cases import results_of, samples_of, task_of
 
@@ -72,7 +72,8 @@ def test_what_the_judge_reads_and_says() -> None:
 
 
 def test_the_verdict_of_the_judge_that_counts_is_the_score() -> None:
-    verdicts = {"a": "correct", "b": "incorrect"}
-    assert judged_right("", [], {VERDICTS: verdicts, JUDGED_BY: "a"}) == 1
-    assert judged_right("", [], {VERDICTS: verdicts, JUDGED_BY: "b"}) == 0
-    assert judged_right("", [], {}) == 0
+    verdicts = {"a": 1.0, "b": 0.0, "c": None}
+    assert judged_grade("", [], {VERDICTS: verdicts, JUDGED_BY: "a"}) == 1
+    assert judged_grade("", [], {VERDICTS: verdicts, JUDGED_BY: "b"}) == 0
+    assert judged_grade("", [], {VERDICTS: verdicts, JUDGED_BY: "c"}) == 0
+    assert judged_grade("", [], {}) == 0

@@ -58,7 +58,7 @@ def test_scores_by_group_and_what_was_cut(tmp_path: Path) -> None:
     found = results_of("longbench_v2", path, 1000, lambda text: "The correct answer is (A)")["longbench_v2"]
     assert (found.n, found.score) == (5, 40)
     assert found.reason is not None
-    assert found.reason.startswith("1 of 5 prompts were too long, and their middle was left out (")
+    assert found.reason.startswith("1 of 5 prompts were too long, and part of their text was left out (")
     groups = {
         name: {each["label"]: (each["n"], each["score"]) for each in found.details["groups"][name]}
         for name in ("difficulty", "length", "domain")

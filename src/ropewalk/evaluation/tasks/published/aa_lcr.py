@@ -20,7 +20,7 @@ from ropewalk.data.read.files import read_text
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks.benchmark_files import Row
 from ropewalk.evaluation.tasks.published.rows import PublishedSettings, PublishedTask, Question
-from ropewalk.evaluation.tasks.suite import JUDGED, BenchmarkSettings, GeneratedSuite, Judge, judged_right
+from ropewalk.evaluation.tasks.suite import JUDGED, BenchmarkSettings, GeneratedSuite, Judge, judged_grade
 from ropewalk.io.files import is_plain
 
 NAME = "aa_lcr"
@@ -97,12 +97,12 @@ def judge_prompt(answer: str, references: Sequence[str], details: Mapping[str, A
     return JUDGE.format(question=details["question"], official=references[0], candidate=answer)
 
 
-def verdict(said: str) -> bool | None:
-    """Whether the judge says CORRECT or INCORRECT, as the first word; None if it says neither."""
+def verdict(said: str) -> float | None:
+    """1 if the judge says CORRECT as the first word, 0 for INCORRECT; None if it says neither."""
     first = said.lstrip(" *_`\n").upper()
     if first.startswith("CORRECT"):
-        return True
-    return False if first.startswith("INCORRECT") else None
+        return 1.0
+    return 0.0 if first.startswith("INCORRECT") else None
 
 
 def _tasks(settings: BenchmarkSettings) -> Mapping[str, PublishedTask]:
@@ -120,7 +120,7 @@ SUITE = GeneratedSuite(
     figure="by length",
     settings={"published": PublishedSettings},
     tasks=_tasks,
-    metrics={JUDGED: judged_right},
+    metrics={JUDGED: judged_grade},
     from_file=True,
     judge=Judge(JUDGE, judge_prompt, verdict),
 )

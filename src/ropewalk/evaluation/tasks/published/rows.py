@@ -56,6 +56,7 @@ class Question:
         details: facts about the question, JSON values. ``groups`` are its labels by the name of a grouping.
         earlier: turns of a chat before the prompt.
         answer: the right answer as a text, if the room for an answer depends on it.
+        ending: what stands for the end of a text that is too long; empty if the middle is left out.
     """
 
     text: str
@@ -65,11 +66,19 @@ class Question:
     details: Mapping[str, Any] = field(default_factory=dict)
     earlier: Turns = ()
     answer: str = ""
+    ending: str = ""
 
     def draft(self, characters: int | None = None) -> Draft:
-        """The prompt with so many characters of the text, as many of its beginning as of its end; None for all."""
+        """The prompt with so many characters of the text, as many of its beginning as of its end; None for all.
+
+        With an ``ending``, they are the beginning of the text.
+        """
         text = self.text
-        if characters is not None:
+        if characters is None or characters >= len(text):
+            pass
+        elif self.ending:
+            text = text[:characters] + self.ending
+        else:
             head = (characters + 1) // 2
             text = text[:head] + text[len(text) - (characters - head) :]
         return Draft(self.before + text + self.after, "", self.references, self.details, self.earlier)
@@ -86,8 +95,8 @@ class PublishedTask:
         question: returns the question of a row, given the row and the name of its file without suffixes; None if the
             row belongs to another task. A row without a needed field may raise KeyError.
         path: the file, or a folder of such files; None if the user has given none.
-        cut: whether prompts that are too long lose the middle of their text, as their authors do it. Otherwise they are
-            not asked, and the result says so.
+        cut: whether prompts that are too long lose the middle or the end of their text, as their authors do it.
+            Otherwise they are not asked, and the result says so.
         binned: whether a length only has the prompts that are longer than half of it; not with ``cut``.
         twice_the_answer: whether the room for an answer is twice the tokens of the right one, and at least
             ``max_new_tokens``.
@@ -211,7 +220,7 @@ class PublishedTask:
 
 
 def cut_to(question: Question, encoder: PromptEncoder, budget: int) -> tuple[int, int, int]:
-    """Leave out as little of the middle of a question's text as the budget asks for.
+    """Leave out as little of a question's text as the budget asks for.
 
     Args:
         question: the question; without its text, it fits.
