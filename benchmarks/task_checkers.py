@@ -219,7 +219,7 @@ CHECKERS: Mapping[str, Checker] = {
         nolima_name, lambda sample, text: any(text == f[0].format(sample.references[0]) for f in FACTS)
     ),
     "counting": Checker(counting_answer),
-    "ruler2_basic": Checker(lambda prompt: " ".join(ruler2_values(prompt)), ruler2_needle),
+    "ruler2": Checker(lambda prompt: " ".join(ruler2_values(prompt)), ruler2_needle),
     "icl": Checker(icl_label, lambda sample, text: f"{text}\nlabel: {sample.references[0]}\n" in sample.text),
     "mrcr": Checker(mrcr_answer, mrcr_needle),
     "babilong": Checker(babilong_answer, lambda sample, text: FACT.fullmatch(text) is not None),

@@ -206,6 +206,7 @@ class EvaluateKeywords(TypedDict, total=False):
     prefill_chunk: str | int
     prose: Mapping[str, Any] | Settings
     published: Mapping[str, Any] | Settings
+    questions: Mapping[str, Any] | Settings
     retries: int
     rope: str | PathLike[str] | None
     rows: int
@@ -236,7 +237,7 @@ class EvaluateKeywords(TypedDict, total=False):
                 "mrcr",
                 "icl",
                 "counting",
-                "ruler2_basic",
+                "ruler2",
                 "openai_mrcr",
                 "google_mrcr",
                 "longbench_v2",
@@ -261,7 +262,7 @@ class EvaluateKeywords(TypedDict, total=False):
             "mrcr",
             "icl",
             "counting",
-            "ruler2_basic",
+            "ruler2",
             "openai_mrcr",
             "google_mrcr",
             "longbench_v2",
@@ -289,7 +290,7 @@ class EvaluateKeywords(TypedDict, total=False):
                 "mrcr",
                 "icl",
                 "counting",
-                "ruler2_basic",
+                "ruler2",
                 "openai_mrcr",
                 "google_mrcr",
                 "longbench_v2",
@@ -314,7 +315,7 @@ class EvaluateKeywords(TypedDict, total=False):
             "mrcr",
             "icl",
             "counting",
-            "ruler2_basic",
+            "ruler2",
             "openai_mrcr",
             "google_mrcr",
             "longbench_v2",

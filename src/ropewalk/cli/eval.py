@@ -52,8 +52,8 @@ def evaluate(
     Suites: ruler (RULER), passkey (find a number hidden in the text), longeval (LongChat's line retrieval), needle
     (needle in a haystack, at several depths), nolima (facts that share no word with the question), graphwalks
     (questions about the edges of a graph), icl (label a text by many labelled ones), mrcr (one of several answers to
-    the same request in a chat), counting (count and compare classes of lines), ruler2_basic (the two tasks of RULERv2
-    that need no data set), babilong (bAbI's facts in a long text), perplexity, longppl (LongPPL, the perplexity of
+    the same request in a chat), counting (count and compare classes of lines), ruler2 (RULERv2, of which ten tasks need
+    MMLU or HotpotQA), babilong (bAbI's facts in a long text), perplexity, longppl (LongPPL, the perplexity of
     those tokens that need a long context), short (HellaSwag, MMLU, ARC-Challenge and TruthfulQA in lm_eval), longbench
     (LongBench in lm_eval), and lm_eval (the tasks that --lm-eval-tasks names). With the authors' own files
     (--benchmark-data): openai_mrcr, google_mrcr, longbench_v2, infinitebench, and, scored by ropewalk eval judge,

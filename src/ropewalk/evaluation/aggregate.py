@@ -320,14 +320,14 @@ def effective_lengths(
 ) -> list[EffectiveLength]:
     """Compute the effective length of every task that was scored in percent at set lengths.
 
-    RULER gets one effective length from its overall score, if it has one.
+    A suite with an overall score gets one effective length from it.
     """
     groups: dict[tuple[str, str], list[TaskResult]] = defaultdict(list)
     results = list(results)
     # A single task has no overall score and then stands for itself.
-    has_overall = any(result.suite == "ruler" and result.task == OVERALL for result in results)
+    with_overall = {result.suite for result in results if result.task == OVERALL}
     for result in results:
-        by_overall = result.suite != "ruler" or result.task == OVERALL or not has_overall
+        by_overall = result.task == OVERALL or result.suite not in with_overall
         if result.unit == "percent" and result.length is not None and by_overall:
             groups[result.suite, result.task].append(result)
     bases = {name: suite.base_length for name, suite in BY_NAME.items()}

@@ -199,12 +199,12 @@ def rescore(folder: Path) -> EvaluationResult:
     ]
     # Overall scores have no predictions of their own and follow from the tasks scored again.
     overall = {
-        (each.task, each.length): each
-        for each in overall_results(
-            [r for r in found if r.suite == "ruler" and r.task != OVERALL], _left_out(found)
-        )
+        (each.suite, each.length): each
+        for suite in {r.suite for r in found if r.task == OVERALL}
+        for own in [[r for r in found if r.suite == suite]]
+        for each in overall_results([r for r in own if r.task != OVERALL], _left_out(own))
     }
-    found = [overall.get((r.task, r.length), r) if r.suite == "ruler" else r for r in found]
+    found = [overall.get((r.suite, r.length), r) if r.task == OVERALL else r for r in found]
     threshold = record["settings"]["threshold"]
     anew = {"results": [r.to_json() for r in found], "summary": summarise(found, threshold)}
     return EvaluationResult({**record, **anew}, tuple(found))
@@ -262,8 +262,8 @@ def rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> li
 
 
 def _left_out(results: Sequence[TaskResult]) -> dict[str, str]:
-    """Return the tasks that the earlier overall score left out, apart from tasks that were not run, with reasons."""
+    """Return the tasks of a suite that its earlier overall score left out, apart from those not run, with reasons."""
     not_run = {r.task for r in results if r.status != "ok"}
-    overall = next((r for r in results if r.suite == "ruler" and r.task == OVERALL), None)
+    overall = next((r for r in results if r.task == OVERALL), None)
     left_out = overall.details.get("left_out", {}) if overall is not None else {}
     return {task: reason for task, reason in left_out.items() if task not in not_run}

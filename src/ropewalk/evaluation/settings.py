@@ -109,9 +109,7 @@ class _Checked(BenchmarkSettings):
             for length in lengths:
                 if not 1 <= length <= LONGEST:
                     raise ValueError(f"a length must be from 1 to {LONGEST:,} tokens, got {length:,}")
-        own_files = [
-            name for name, suite in BY_NAME.items() if isinstance(suite, GeneratedSuite) and suite.from_file
-        ]
+        own_files = [name for name, suite in BY_NAME.items() if PublishedSettings in suite.settings.values()]
         check_names("suite in --benchmark-data", [*self.of(PublishedSettings).benchmark_data], own_files)
         for suite in self.suites:
             if not BY_NAME[suite].known(self):

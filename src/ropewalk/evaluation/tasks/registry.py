@@ -18,12 +18,12 @@ from ropewalk.evaluation.tasks import (
     nolima,
     passkey,
     perplexity,
-    ruler2_basic,
 )
 from ropewalk.evaluation.tasks.lm_eval import suites as lm_eval
 from ropewalk.evaluation.tasks.published import aa_lcr, helmet_narrativeqa, infinitebench, longbench_v2
 from ropewalk.evaluation.tasks.published import mrcr as published_mrcr
 from ropewalk.evaluation.tasks.ruler import tasks as ruler
+from ropewalk.evaluation.tasks.ruler2 import tasks as ruler2
 from ropewalk.evaluation.tasks.suite import BenchmarkSettings, GeneratedSuite, LikelihoodSuite, Suite
 from ropewalk.io.settings import near_or_all
 
@@ -38,7 +38,7 @@ SUITES: tuple[Suite, ...] = (
     mrcr.SUITE,
     icl.SUITE,
     counting.SUITE,
-    ruler2_basic.SUITE,
+    ruler2.SUITE,
     published_mrcr.OPENAI_SUITE,
     published_mrcr.GOOGLE_SUITE,
     longbench_v2.SUITE,

@@ -81,6 +81,10 @@ def hotpotqa_rows() -> list[dict[str, Any]]:
                 "title": [title for title, _ in each["context"]],
                 "sentences": [sentences for _, sentences in each["context"]],
             },
+            "supporting_facts": {
+                "title": [title for title, _ in each["supporting_facts"]],
+                "sent_id": [sentence for _, sentence in each["supporting_facts"]],
+            },
         }
         for each in hotpotqa()
     ]

@@ -267,9 +267,23 @@ def _stamps(files: Sequence[Path]) -> Stamps:
     return tuple((each, (stat := each.stat()).st_size, stat.st_mtime_ns) for each in files)
 
 
+def file_rows(path: Path) -> Sequence[tuple[str, Row]]:
+    """The rows of a file or of the files of a folder, in order, with the file's name without suffixes; read once.
+
+    Raises:
+        RopewalkError: if a file cannot be read, or the folder has none.
+    """
+    return _rows(_stamps(_files(path)))
+
+
 @lru_cache(maxsize=2)
 def _rows(stamps: Stamps) -> Sequence[tuple[str, Row]]:
     return [(plain_stem(each), row) for each, _, _ in stamps for row in read_rows(each)]
+
+
+def files_digest(path: Path) -> str:
+    """Digest of the names and contents of a file or of the files of a folder, computed once."""
+    return _digest_of(path, _stamps(_files(path)))
 
 
 @lru_cache

@@ -33,12 +33,14 @@ class Question:
         answers: answers of all annotators, at least one.
         gold: indices of the question's own documents, of which one or more contain the answer.
         more: indices of other documents of the same article, which are the hardest distractors.
+        supporting: those of ``gold`` that the answer needs; empty if the dataset does not say it.
     """
 
     query: str
     answers: tuple[str, ...]
     gold: tuple[int, ...]
     more: tuple[int, ...] = ()
+    supporting: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class QuestionSet:
     Attributes:
         documents: distinct documents, in alphabetical order.
         questions: questions, at least one.
-        sha256: digest of documents and questions.
+        sha256: digest of documents and questions, without ``supporting``.
     """
 
     documents: tuple[str, ...]
@@ -165,20 +167,35 @@ def _hotpotqa(path: str) -> QuestionSet:
     value = _rows(path, "hotpotqa/hotpot_qa", "distractor")
     if isinstance(value, dict):
         raise RopewalkError(f"{path} is not HotpotQA: it must be a list of questions, got a JSON object")
-    found: list[tuple[str, str, list[str]]] = []
+    found: list[tuple[str, str, list[str], set[str]]] = []
     for i, row in enumerate(value):
         where = f"{path}: question {i}"
         query, answer = _get(row, "question", str, where), _get(row, "answer", str, where)
-        found.append((query, answer, _paragraphs(row, where)))
-    index = _indices(document for _, _, documents in found for document in documents)
+        found.append((query, answer, _paragraphs(row, where), _supporting_titles(row)))
+    index = _indices(document for _, _, documents, _ in found for document in documents)
     return _question_set(
         path,
         index,
         [
-            Question(query, (answer,), tuple(index[document] for document in documents))
-            for query, answer, documents in found
+            Question(
+                query,
+                (answer,),
+                tuple(index[document] for document in documents),
+                supporting=tuple(
+                    index[document] for document in documents if document.partition("\n")[0] in titles
+                ),
+            )
+            for query, answer, documents, titles in found
         ],
     )
+
+
+def _supporting_titles(row: Any) -> set[str]:
+    """Titles in ``[title, sentence]`` pairs (original file) or a column (Hub); none if the row has no such field."""
+    facts = row.get("supporting_facts")
+    if isinstance(facts, dict):
+        return set(_texts(facts, "title", "supporting_facts"))
+    return {fact[0] for fact in facts or () if isinstance(fact, list) and fact}
 
 
 def _paragraphs(row: Any, where: str) -> list[str]:

@@ -197,16 +197,22 @@ class RulerSettings(Settings):
         description='SQuAD v2 dev file for the task qa_1, or "hub" to load the file from the Hub. Default: the file '
         "that ropewalk eval fetch brings; without it, qa_1 does not run.",
     )
+
+
+class HotpotqaSettings(Settings):
+    """Where HotpotQA is, which tasks of RULER and RULERv2 read."""
+
     hotpotqa: Annotated[FileOrName | None, TEXTS] = Field(
         default=None,
-        description='HotpotQA dev distractor file for the task qa_2, or "hub" to load the file from the Hub. Default: '
-        "the file that ropewalk eval fetch brings; without it, qa_2 does not run.",
+        description="HotpotQA dev distractor file for RULER's qa_2 and RULERv2's qa tasks, or \"hub\" to load the file "
+        "from the Hub. Default: the file that ropewalk eval fetch brings; without it, these tasks do not run.",
     )
 
 
 def _tasks(settings: BenchmarkSettings) -> Mapping[str, Task]:
     own = settings.of(RulerSettings)
-    found = ruler_tasks(settings.of(EssaySettings).essays, own.squad, own.hotpotqa)
+    hotpotqa = settings.of(HotpotqaSettings).hotpotqa
+    found = ruler_tasks(settings.of(EssaySettings).essays, own.squad, hotpotqa)
     if own.compat == "nvidia":
         return {name: UpstreamTask(task) for name, task in found.items()}
     return found
@@ -227,7 +233,7 @@ SUITE = GeneratedSuite(
     title="RULER",
     figure="tasks",
     default=PUBLISHED,
-    settings={"ruler": RulerSettings, "prose": EssaySettings},
+    settings={"ruler": RulerSettings, "questions": HotpotqaSettings, "prose": EssaySettings},
     tasks=_tasks,
     metrics={"all": share_of_references, "part": any_reference},
     mean=_mean,

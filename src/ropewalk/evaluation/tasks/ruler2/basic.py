@@ -1,29 +1,25 @@
-"""The two tasks of RULERv2 that need no other data set: retrieve one number, or four, among lines of the same form.
+"""RULERv2's basic tasks, which need no data set: retrieve one number, or four, among lines of the same form.
 
-RULERv2 has twelve tasks; ten put questions of MMLU or HotpotQA into long texts. The mean of the two here is not its
-score. The prompts are the published ones; the length here also counts the answer, which upstream leaves out.
+The prompts are the published ones; the length here also counts the answer, which upstream leaves out.
 
-Source: NVIDIA/NeMo-Skills, ``dataset/ruler2`` and ``evaluator/ruler.py`` (Apache-2.0).
+Source: NVIDIA/NeMo-Skills, ``dataset/ruler2/prepare_niah.py`` (Apache-2.0).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ropewalk.evaluation.backends.protocol import END_OF_THOUGHTS
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.samples import NO_DETAILS, Draft, Drafts, Form, Sample, fitted_samples, sample_random
+from ropewalk.evaluation.samples import Draft, Drafts, Form, Sample, fitted_samples, sample_random
 from ropewalk.evaluation.tasks.ruler.niah import hide_in_lines
 from ropewalk.evaluation.tasks.ruler.templates import needle_line, niah_prompt
-from ropewalk.evaluation.tasks.suite import GeneratedSuite
 from ropewalk.evaluation.tasks.words import key_names, word_lists, words_unavailable
 
 VALUES = {"mk_niah_basic": 1, "mv_niah_basic": 4}
 """Values of each key, by task."""
 DIGITS = 10
-ANSWER = "Answer:"
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class BasicRetrieval:
 
     name: str
 
-    suite = "ruler2_basic"
+    suite = "ruler2"
     max_new_tokens = 128
 
     def settings(self) -> Mapping[str, Any]:
@@ -82,40 +78,3 @@ class BasicRetrieval:
             "spans": [[start, start + len(needle)] for start, needle in zip(starts, needles, strict=True)],
         }
         return Draft(text, "", tuple(str(value) for value in values[:each]), details)
-
-
-def word_error_rate(said: str, right: str) -> float:
-    """Levenshtein distance of the words of two texts, divided by the number of words of the right one.
-
-    Raises:
-        ZeroDivisionError: if the right text has no words.
-    """
-    heard, words = said.split(), right.split()
-    row = list(range(len(words) + 1))
-    for n, word in enumerate(heard, start=1):
-        diagonal, row[0] = row[0], n
-        for at, other in enumerate(words, start=1):
-            diagonal, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, diagonal + (word != other))
-    return row[-1] / len(words)
-
-
-def found_or_near(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:
-    """Mean over the references of 1 if the answer contains it, ignoring case, else 1 minus the word error rate.
-
-    Only what follows the last end of thoughts and the last ``Answer:`` counts. The error rate changes nothing for
-    references of one word, which an answer without errors contains.
-    """
-    said = answer.rpartition(END_OF_THOUGHTS)[2].rpartition(ANSWER)[2].lower()
-    return sum(
-        1.0 if each in said else max(1 - word_error_rate(said, each), 0.0)
-        for each in (reference.lower() for reference in references)
-    ) / len(references)
-
-
-SUITE = GeneratedSuite(
-    name="ruler2_basic",
-    titles={"mk_niah_basic": "RULERv2, one value", "mv_niah_basic": "RULERv2, four values"},
-    figure="by length",
-    tasks=lambda settings: {name: BasicRetrieval(name) for name in VALUES},
-    metrics={"ruler2": found_or_near},
-)

@@ -3,15 +3,12 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from nltk import edit_distance
 
 from benchmarks.task_checkers import check
 from benchmarks.task_checkers import ruler2_values as solved
 from ropewalk.data import load_tokenizer
 from ropewalk.data.read.embedded import demo_model_path
-from ropewalk.evaluation.tasks.ruler2_basic import VALUES, found_or_near, word_error_rate
+from ropewalk.evaluation.tasks.ruler2.basic import VALUES
 from tests.evaluation.tasks.task_cases import samples_of, scores_of
 
 LENGTH = 10_000
@@ -21,7 +18,7 @@ TASKS = tuple(VALUES)
 @pytest.mark.parametrize("task", TASKS)
 def test_lines_give_the_answer(task: str) -> None:
     places = []
-    for sample in samples_of("ruler2_basic", task, LENGTH, 30):
+    for sample in samples_of("ruler2", task, LENGTH, 30):
         check(sample)
         lines = re.findall(r"One of the special magic numbers for (.+) is: (\d{10})\.\n", sample.text)
         assert len(lines) == sample.details["lines"] + VALUES[task]
@@ -44,12 +41,12 @@ def test_lines_give_the_answer(task: str) -> None:
 def test_prompts_of_4k_tokens_are_full() -> None:
     tokenizer = load_tokenizer(str(demo_model_path()))
     for task in TASKS:
-        for sample in samples_of("ruler2_basic", task, 4096, 10, tokenizer=tokenizer):
+        for sample in samples_of("ruler2", task, 4096, 10, tokenizer=tokenizer):
             check(sample)
 
 
 def test_prompts_are_the_published_ones() -> None:
-    (one,), (four,) = (samples_of("ruler2_basic", task, 3000, 1) for task in TASKS)
+    (one,), (four,) = (samples_of("ruler2", task, 3000, 1) for task in TASKS)
     key = one.details["key"]
     assert one.text.startswith(
         "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about "
@@ -77,39 +74,8 @@ def test_models_score_what_they_know(task: str) -> None:
         return f"{values[0]}, {values[1]}" if len(values) == 4 else values[0][:9]
 
     def score(say) -> float:  # type: ignore[no-untyped-def]
-        return scores_of("ruler2_basic", task, 4000, 6, say)[task]
+        return scores_of("ruler2", task, 4000, 6, say)[task]
 
     assert score(lambda prompt: f" {', '.join(solved(prompt))}.") == 100
     assert score(lambda prompt: "") == 0
     assert score(half) == (50 if VALUES[task] == 4 else 0)
-
-
-@pytest.mark.parametrize(
-    ("said", "right", "score"),
-    [
-        (" 12 and 34.", ("12", "34"), 1),
-        ("12", ("12", "34"), 0.5),
-        ("", ("12",), 0),
-        ("34 is it? </think> Answer: 12", ("34",), 0),
-        ("I say 12.</think>34", ("12", "34"), 0.5),
-        ("12 Answer: 34 Answer: 56", ("12", "34", "56", "78"), 0.25),
-        ("Answer: 12\nThen </think> 34", ("12", "34"), 0.5),
-        ("the Red house", ("red house",), 1),
-        ("red horse", ("Red House",), 0.5),
-        ("red old barn", ("red house by sea",), 0.25),
-        ("one two three four five", ("red house",), 0),
-    ],
-)
-def test_scores(said: str, right: tuple[str, ...], score: float) -> None:
-    assert found_or_near(said, right) == pytest.approx(score)
-
-
-WORDS = st.lists(st.sampled_from("abc"), max_size=7)
-
-
-@given(WORDS, WORDS.filter(bool))
-def test_the_word_error_rate_is_the_edit_distance_of_another_library(
-    said: list[str], right: list[str]
-) -> None:
-    expected = edit_distance(said, right) / len(right)
-    assert word_error_rate(" ".join(said), " ".join(right)) == pytest.approx(expected)
