@@ -11,25 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ropewalk.errors import RopewalkError, RunFailure
-from ropewalk.evaluation.aggregate import summarise
 from ropewalk.evaluation.agreement import judge_of
 from ropewalk.evaluation.backends.protocol import END_OF_THOUGHTS, GenerationRequest, Rejection
 from ropewalk.evaluation.backends.server import ServerBackend
 from ropewalk.evaluation.backends.serving import Serving
 from ropewalk.evaluation.predictions import Prediction, read_predictions, write_predictions
 from ropewalk.evaluation.record import (
-    EVALUATION,
     PREDICTIONS,
-    SCORES,
     EvaluationResult,
+    held_evaluation,
     read_record,
-    rescored,
+    rescore_folder,
 )
-from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.settings import JudgeSettings
-from ropewalk.evaluation.tasks.suite import JUDGED_BY, VERDICTS, WAITING, Judge
+from ropewalk.evaluation.tasks.suite import JUDGED_BY, VERDICTS, Judge
 from ropewalk.io.digests import digest
-from ropewalk.runs import Lines, Log, held
+from ropewalk.runs import Lines, Log
 
 JUDGEMENTS = "judgements.jsonl"
 VERDICT_TOKENS = 1024
@@ -83,46 +80,32 @@ def judge_folder(
         RunFailure: if the server stops answering or rejects a prompt; the verdicts so far are kept.
     """
     folder = settings.folder
+    # First, because it says best what is missing.
     read_record(folder)
-    with held(folder, EVALUATION, resume=True) as store:
-        record, results = read_record(folder)
+    with held_evaluation(folder):
         stored = read_predictions(folder / PREDICTIONS)
         waiting = [each for each in stored if judge_of(each.suite) is not None]
         if not waiting:
             raise RopewalkError(
                 f"no answer in {folder} needs a judge; their scores follow from the answers alone"
             )
-        serving = Serving(
-            url=settings.url,
-            model=settings.model,
-            concurrency=settings.concurrency,
-            endpoint="chat",
-            extra=settings.extra,
+        # Turns need no tokenizer: the server counts.
+        backend = ServerBackend(
+            Serving(
+                url=settings.url,
+                model=settings.model,
+                concurrency=settings.concurrency,
+                endpoint="chat",
+                extra=settings.extra,
+            ),
+            report=report,
         )
-        backend = ServerBackend(serving, report=report)
         name = backend.check()
         log = Log(folder / JUDGEMENTS, _JUDGEMENTS)
         _ask(backend, name, waiting, log, report)
         judged = {each.key: _judged(each, name, log) for each in waiting}
         write_predictions(folder / PREDICTIONS, [judged.get(each.key, each) for each in stored])
-        again = [
-            result
-            for each in results
-            # Further results of the same answers follow from them.
-            if "answers_of" not in each.details
-            for result in _with_verdicts(each, list(judged.values()))
-        ]
-        anew = {
-            "results": [each.to_json() for each in again],
-            "summary": summarise(again, record["settings"]["threshold"]),
-        }
-        found = EvaluationResult({**record, **anew}, tuple(again))
-        present(found)
-        found.write(folder)
-        known = store.record(SCORES)
-        if known is not None and known.done is not None:
-            store.renew(SCORES, {**known.done.value, "results": found.to_json()["results"]})
-    return found
+    return rescore_folder(folder, present)
 
 
 def _prompt(prediction: Prediction) -> str:
@@ -184,13 +167,3 @@ def _judged(prediction: Prediction, name: str, log: Log[tuple[str, str], Judgeme
 
 def _verdict(judge: Judge, said: str) -> float | None:
     return judge.verdict(said.rpartition(END_OF_THOUGHTS)[2].strip())
-
-
-def _with_verdicts(result: TaskResult, judged: Sequence[Prediction]) -> list[TaskResult]:
-    key = result.suite, result.task, result.length
-    own = [each for each in judged if (each.suite, each.task, each.length) == key]
-    found = rescored(result, own or None)
-    return [
-        replace(each, details={name: value for name, value in each.details.items() if name != WAITING})
-        for each in found
-    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ropewalk.io.files import field_fault, parse_json, write_json
 from ropewalk.io.json_lines import check_types
 from ropewalk.io.results import Result
 from ropewalk.runs import held
-from ropewalk.runs.store import RUN
+from ropewalk.runs.store import RUN, Store
 
 EVALUATION = "evaluation"
 """What the folder of an evaluation holds, as its records say."""
@@ -190,12 +191,7 @@ def rescore(folder: Path) -> EvaluationResult:
         for result in results
         # Further results of the same answers follow from them too.
         if "answers_of" not in result.details
-        # Answers that wait for a judge have no score yet.
-        for again in (
-            [result]
-            if WAITING in result.details
-            else rescored(result, groups.get((result.suite, result.task, result.length)))
-        )
+        for again in _rescored(result, groups.get((result.suite, result.task, result.length)))
     ]
     # Overall scores have no predictions of their own and follow from the tasks scored again.
     overall = {
@@ -210,6 +206,18 @@ def rescore(folder: Path) -> EvaluationResult:
     return EvaluationResult({**record, **anew}, tuple(found))
 
 
+def held_evaluation(folder: Path) -> AbstractContextManager[Store]:
+    """The store of a finished evaluation, of which no other process writes meanwhile.
+
+    Args:
+        folder: folder of the evaluation, or of a checkpoint in that of a mean.
+
+    Raises:
+        RopewalkError: on entry, if another process writes to the folder.
+    """
+    return held(folder if (folder / RUN).is_file() else folder.parent, EVALUATION, resume=True)
+
+
 def rescore_folder(folder: Path, present: Callable[[EvaluationResult], None]) -> EvaluationResult:
     """Score the stored predictions of an evaluation again, and write the results to its folder.
 
@@ -222,25 +230,20 @@ def rescore_folder(folder: Path, present: Callable[[EvaluationResult], None]) ->
     """
     # First, because it says best what is missing.
     rescore(folder)
-    alone = (folder / RUN).is_file()
-    with held(folder if alone else folder.parent, EVALUATION, resume=True) as store:
+    with held_evaluation(folder) as store:
         result = rescore(folder)
         present(result)
         result.write(folder)
-        name = SCORES if alone else folder.name
+        name = SCORES if (folder / RUN).is_file() else folder.name
         record = store.record(name)
         if record is not None and record.done is not None:
             store.renew(name, {**record.done.value, "results": result.to_json()["results"]})
     return result
 
 
-def rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> list[TaskResult]:
-    """The result of answers and the further results of the same answers, computed anew; without answers, the result.
-
-    Raises:
-        RopewalkError: if they are not the answers that the result was computed from.
-    """
-    if predictions is None:
+def _rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> list[TaskResult]:
+    # Answers that wait for a judge have no score yet.
+    if predictions is None or not all(each.has_score for each in predictions):
         return [result]
     if len(predictions) != result.n:
         raise RopewalkError(
@@ -257,7 +260,7 @@ def rescored(result: TaskResult, predictions: Sequence[Prediction] | None) -> li
             f"{PREDICTIONS}, or run the evaluation again in a new folder"
         )
     # Facts about the task stay; what follows from the predictions is replaced.
-    details = {**result.details, **again.details}
+    details = {key: each for key, each in {**result.details, **again.details}.items() if key != WAITING}
     return [replace(again, details=details), *further_results(ordered, details)]
 
 
