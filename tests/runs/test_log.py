@@ -1,12 +1,14 @@
 """Logs grow by whole lines, and say what a repeated key means."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ropewalk.errors import RopewalkError, RunFailure
 from ropewalk.io.lock import locked
-from ropewalk.runs import Log, opened_log
+from ropewalk.runs import Lines, Log, opened_log
 from tests.disk_cases import files_no_larger_than
 from tests.runs.job_cases import NUMBERS, left_by_kills
 
@@ -132,3 +134,28 @@ def test_a_full_disk_keeps_earlier_lines(tmp_path):
         log.add((2, 2))
     assert log.known == Log(log.path, NUMBERS).known == {1: (1, 1)}
     log.add((2, 2))
+
+
+def test_entries_that_come_fast_wait_for_the_disk_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, synced = [0.0], []
+    monkeypatch.setattr("ropewalk.runs.log.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(now[0]))
+    for seconds, expected in ((1.0, [0.0, 1.0, 2.5]), (0.0, [0.0, 0.5, 0.75, 1.0, 1.5, 2.5])):
+        synced.clear()
+        path = tmp_path / f"{seconds}.jsonl"
+        lines = Lines[int, int](
+            key=lambda each: each,
+            write=lambda each: {"value": each},
+            read=lambda values: int(values["value"]),
+            repeated=lambda old, new: None,
+            sync_seconds=seconds,
+        )
+        log = Log(path, lines)
+        for number, moment in enumerate((0.0, 0.5, 0.75, 1.0, 1.5, 2.5)):
+            now[0] = moment
+            log.add(number)
+            # Every line is in the file at once, where the end of the process cannot lose it.
+            assert len(path.read_text().splitlines()) == number + 1
+        assert synced == expected

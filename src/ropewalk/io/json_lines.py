@@ -19,7 +19,7 @@ BLOCK = 1 << 16
 """Bytes read at a time when searching for the end of the last line."""
 
 
-def append_line(path: Path, values: Mapping[str, Any]) -> None:
+def append_line(path: Path, values: Mapping[str, Any], sync: bool = True) -> None:
     """Append an object as one line, completely or not at all; the line is on the disk when this returns.
 
     An incomplete last line, left behind by a process that was killed while writing, is removed first.
@@ -27,6 +27,8 @@ def append_line(path: Path, values: Mapping[str, Any]) -> None:
     Args:
         path: path of the log; it and its folder are created if needed.
         values: JSON values; numbers must be finite.
+        sync: wait for the disk. Otherwise a power cut may lose the line, unlike the end of this process; a later line
+            that waits brings it to the disk, too.
 
     Raises:
         RunFailure: if the line cannot be written (no space, no permission); earlier lines are kept.
@@ -44,7 +46,8 @@ def append_line(path: Path, values: Mapping[str, Any]) -> None:
                 while line:
                     line = line[file.write(line) :]
                 # A line counts as done once it is here, so it must survive a power cut.
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             except OSError:
                 # If this fails too, the next append removes the incomplete line.
                 with suppress(OSError):

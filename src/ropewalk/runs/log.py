@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ class Lines(Generic[K, V]):
         repeated: what a second entry of one key means, given the earlier and the later one: a sentence on the damage,
             or None if it is harmless, and the later one counts.
         advice: what the user can do about a damaged line, for the message.
+        sync_seconds: seconds of entries that a power cut may lose, for entries that come faster than a disk takes them
+            one by one; what ended with this process alone is on the disk.
     """
 
     key: Callable[[V], K]
@@ -38,10 +42,11 @@ class Lines(Generic[K, V]):
     read: Callable[[Mapping[str, Any]], V]
     repeated: Callable[[V, V], str | None]
     advice: str = "restore the file, or remove it to start again"
+    sync_seconds: float = 0.0
 
 
 class Log(Generic[K, V]):
-    """Entries by key; each is a line of a file, and on the disk when :meth:`add` returns.
+    """Entries by key; each is a line of a file, and on the disk when :meth:`add` returns (see ``sync_seconds``).
 
     The file grows by whole lines. An incomplete last line, of a process that was killed, is dropped; any other damage
     is an error that names the line.
@@ -65,6 +70,7 @@ class Log(Generic[K, V]):
         what: str = "run",
     ) -> None:
         self.path, self.lines, self._header = path, lines, header
+        self._synced = -math.inf
         self.known: dict[K, V] = {}
         """Entries by key, in the order in which their keys came first."""
         found: list[Mapping[str, Any]] = []
@@ -116,7 +122,10 @@ class Log(Generic[K, V]):
             raise RopewalkError(damage)
         self.begin()
         if self.path is not None:
-            append_line(self.path, self.lines.write(entry))
+            now = time.monotonic()
+            due = now - self._synced >= self.lines.sync_seconds
+            append_line(self.path, self.lines.write(entry), sync=due)
+            self._synced = now if due else self._synced
         self.known[key] = entry
 
     def rewind(self, keep: Callable[[V], bool]) -> list[V]:
