@@ -3,7 +3,8 @@
     python tests/evaluation/tasks/scorer_fixture.py SOURCES
 
 SOURCES is a folder with the files that :data:`SCORERS` name, as published (the code of a data card as a Python file);
-none of them is part of ropewalk. Only their scoring functions run. That of RULERv2 needs the package editdistance.
+none of them is part of ropewalk. Only their scoring functions run. Those of RULERv2 need the package editdistance, and
+those of HELMET pytrec_eval.
 """
 
 import ast
@@ -20,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 FIXTURE = Path(__file__).parent / "scorers_upstream.json"
-MODULES = ("ast", "datetime", "difflib", "editdistance", "re", "string")
+MODULES = ("ast", "datetime", "difflib", "editdistance", "pytrec_eval", "re", "string")
 Functions = SimpleNamespace
 
 
@@ -94,6 +95,35 @@ def ruler2(published: Functions, case: Case) -> float:
     return float(published.string_match_all_single(case.answer, list(case.references)))
 
 
+def ruler2_last_paragraph(published: Functions, case: Case) -> float:
+    return float(published.string_match_2steps_single(case.answer, list(case.references)))
+
+
+def ruler2_best(published: Functions, case: Case) -> float:
+    return float(published.string_match_part_single(case.answer, list(case.references)))
+
+
+def ruler2_letter(published: Functions, case: Case) -> float:
+    return float(published.extract_letter(case.answer) == case.references[0])
+
+
+def helmet_substring(published: Functions, case: Case) -> float:
+    # As for "label"; without a chat template, "Answer:" is put before the answer.
+    said = f"Answer:{case.answer.partition(chr(10))[0]}"
+    return max(
+        float(published.drqa_metric_max_over_ground_truths(each, text, list(case.references)))
+        for each in [published.substring_exact_match_score]
+        for text in (said, published.parse_output(said))
+    )
+
+
+def helmet_ndcg(published: Functions, case: Case) -> float:
+    said = f"Ranking:{case.answer.partition(chr(10))[0]}"
+    ranking, right = published.parse_rankings(said), case.details["relevance"]
+    found = published.calculate_retrieval_metrics({"q": ranking}, {"q": right}, [1, 5, 10])
+    return float(found["NDCG@10"])
+
+
 SCORERS = {
     "openai": Scorer(
         "openai/graphwalks, data card",
@@ -146,6 +176,43 @@ SCORERS = {
         "nemo_skills.py",
         ruler2,
         "eval_ruler2",
+    ),
+    "ruler2_last_paragraph": Scorer(
+        "NVIDIA/NeMo-Skills, nemo_skills/evaluation/evaluator/ruler.py",
+        "991a7432a1e3e6374b402a96cdd8614026714a1d",
+        "Apache-2.0",
+        "nemo_skills.py",
+        ruler2_last_paragraph,
+        "eval_ruler2",
+    ),
+    "ruler2_best": Scorer(
+        "NVIDIA/NeMo-Skills, nemo_skills/evaluation/evaluator/ruler.py",
+        "991a7432a1e3e6374b402a96cdd8614026714a1d",
+        "Apache-2.0",
+        "nemo_skills.py",
+        ruler2_best,
+        "eval_ruler2",
+    ),
+    "ruler2_letter": Scorer(
+        "NVIDIA-NeMo/Skills, nemo_skills/evaluation/evaluator/mcq.py and math_grader.py",
+        "8b18f3992854bcb668095228a146e214c567b370",
+        "Apache-2.0",
+        "nemo_mcq.py",
+        ruler2_letter,
+    ),
+    "helmet_substring": Scorer(
+        "princeton-nlp/HELMET, utils.py",
+        "4526dfbdc512bd9ff721da336bff4e3e75ecfd27",
+        "MIT",
+        "helmet.py",
+        helmet_substring,
+    ),
+    "helmet_ndcg": Scorer(
+        "princeton-nlp/HELMET, utils.py",
+        "4526dfbdc512bd9ff721da336bff4e3e75ecfd27",
+        "MIT",
+        "helmet.py",
+        helmet_ndcg,
     ),
 }
 """By the name of our metric."""
@@ -342,6 +409,60 @@ CASES: Mapping[tuple[str, ...], Sequence[Case]] = {
             ["Red House", "Red\nHouse\nby\nthe\nSea", "red  house  by  the  sea", "sea the by house red", "x " * 40],
             forms=("{}", "Answer: {}", "{} Answer: {other}", "{}\n</think>\n{other}"),
         ),
+    ],
+    ("ruler2_last_paragraph", "ruler2_best"): [
+        *cases(
+            ("Who is it? A. one B. two", "Paris"),
+            ["Who is it? A. one B. two", "who is A. one", "a tower"],
+            [
+                *("Document 1234567:\nParis\nParis is a city.\n\nIt is there.", "Document 1:\nParis\n\nParis"),
+                *("Document 1234567:\nParis", "Document 7: Paris\n\nLyon\n\nParis", "Paris\n\nLyon", "Lyon\n\nParis"),
+                *("Question 1: one\n\nParis\n\n", "Paris\n\n\nLyon", "one\r\n\r\ntwo Paris", "Answer: one\n\nParis"),
+            ],
+        ),
+    ],
+    ("ruler2_letter",): [
+        *cases(
+            ("B",),
+            [r"\boxed{B}", r"\boxed{\text{B. two}}", r"\boxed{C}"],
+            [
+                *(r"\boxed{b}", r"\boxed{}", r"\boxed{ B }", r"\boxed{B", r"\boxed {B}", r"\boxed", r"\fbox{B}"),
+                "boxed{B}",
+                *(r"\boxed{A or B}", r"\boxed{B or K}", r"\boxed{K}", r"\boxed{{B}}", r"\boxed{B}\boxed{"),
+                r"\boxed{B}}",
+                *("B", "B.", "(B)", "**Answer**: B", "answer: B", "Answer:B", "Answer: Bob", "Answer: A\nAnswer: B"),
+                *("The final answer is B", r"\boxed{X} Answer: B", r"\boxed} Answer: B", "Answer: _B_", "Answer: b"),
+            ],
+        ),
+    ],
+    ("helmet_substring",): [
+        *cases(
+            ("The Eiffel Tower", "Tour Eiffel"),
+            ["the Eiffel Tower", "Eiffel", "a house"],
+            [
+                *("The Eiffel-Tower", "Eiffel tower!", "EIFFEL  TOWER", "Tour Eiffel", "Tour\nEiffel", "Eiffel Towers"),
+                *(" Eiffel Tower in Paris", "It is the Eiffel Tower.", "Answer: Eiffel Tower", "answer:Tour Eiffel"),
+                *("Eiffel a Tower", "Eiffel\u00a0Tower", "Eiffel Tówer", "an Eiffel the Tower", "TheEiffelTower"),
+            ],
+        ),
+        *cases(("1,200 m",), ["1,200 m", "1200 m", "200"], ["1 200 m", "1.200 m", "12000 m", "1200m"], forms=("{}",)),
+        *cases(("the",), ["the", "a", "x"], ["", "an", "them"], forms=("{}",)),
+    ],
+    ("helmet_ndcg",): [
+        *cases(
+            ("3 > 1 > 12 > 2",),
+            ["3 > 1 > 12 > 2", "1 > 3 > 2", "2 > 4"],
+            [
+                *("ID3 > ID1 > ID12", "[ID: 3] > [ID: 1]", "id3>id12>id1", "3 > 3 > 1 > 12", "2 > 3 > 2 > 1"),
+                "3, 1, 12",
+                *("3 > 1 and 12 > 2 > 4 > 5", "99 > 3 > 1", "3 >1> 12>", "> 3 > 1", "3 > x > 1", "3\n> 1", "12", "999"),
+                *("4 > 5 > 6 > 7 > 8 > 9 > 10 > 11 > 13 > 3 > 1", "4 > 5 > 6 > 7 > 8 > 9 > 10 > 11 > 13 > 14 > 3"),
+                *("Document 3 > Document 1", "3 < 1 < 12", "03 > 01", "３ > １"),
+                "3 > 1 > 12 > 2 > 4 > 5 > 6 > 7 > 8 > 9 > 10",
+            ],
+            relevance={**{str(number): 0 for number in range(4, 15)}, "3": 3, "1": 2, "12": 1, "2": 0},
+        ),
+        *cases(("1",), ["1", "2 > 1", "2"], ["1 > 2"], forms=("{}",), relevance={"1": 0, "2": 0}),
     ],
 }  # fmt: skip
 """Answers by the metrics that score them."""

@@ -34,6 +34,8 @@ FAULTS: Mapping[str, Mapping[str, tuple[float | None, float]]] = {
     },
     # The end of a line ends an answer, and some chat models begin with one.
     "label": {"\n\nlabel: 7": (0, 1)},
+    "helmet_substring": {"\n\nthe Eiffel Tower": (0, 1)},
+    "helmet_ndcg": {"\n\n3 > 1 > 12 > 2": (0, 1), "\n\n1 > 3 > 2": (0, 0.81749)},
     # An error: the last word of an answer without words.
     "closeness": {" " * 30: (None, 0)},
 }

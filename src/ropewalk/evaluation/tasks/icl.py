@@ -160,8 +160,12 @@ def label(answer: str, references: Sequence[str], details: Mapping[str, Any] = N
     Only what follows ``label:`` counts, if the line has it, and neither case nor punctuation nor articles do.
     """
     first = answer.strip().partition("\n")[0]
-    said = _BEFORE_LABEL.sub("", first, count=1).lower().translate(_NO_PUNCTUATION)
-    return float(_ARTICLES.sub(" ", said).split() == references[0].split())
+    return float(normalised_words(_BEFORE_LABEL.sub("", first, count=1)) == references[0].split())
+
+
+def normalised_words(text: str) -> list[str]:
+    """Words in lower case, without punctuation and articles, as HELMET compares answers."""
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
 SUITE = GeneratedSuite(

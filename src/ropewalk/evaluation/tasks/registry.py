@@ -20,7 +20,13 @@ from ropewalk.evaluation.tasks import (
     perplexity,
 )
 from ropewalk.evaluation.tasks.lm_eval import suites as lm_eval
-from ropewalk.evaluation.tasks.published import aa_lcr, helmet_narrativeqa, infinitebench, longbench_v2
+from ropewalk.evaluation.tasks.published import (
+    aa_lcr,
+    helmet,
+    helmet_narrativeqa,
+    infinitebench,
+    longbench_v2,
+)
 from ropewalk.evaluation.tasks.published import mrcr as published_mrcr
 from ropewalk.evaluation.tasks.ruler import tasks as ruler
 from ropewalk.evaluation.tasks.ruler2 import tasks as ruler2
@@ -42,6 +48,8 @@ SUITES: tuple[Suite, ...] = (
     published_mrcr.OPENAI_SUITE,
     published_mrcr.GOOGLE_SUITE,
     longbench_v2.SUITE,
+    helmet.RAG_SUITE,
+    helmet.RERANK_SUITE,
     infinitebench.SUITE,
     aa_lcr.SUITE,
     helmet_narrativeqa.SUITE,

@@ -57,6 +57,7 @@ class Question:
         earlier: turns of a chat before the prompt.
         answer: the right answer as a text, if the room for an answer depends on it.
         ending: what stands for the end of a text that is too long; empty if the middle is left out.
+        answer_prefix: beginning of the answer, which the model continues.
     """
 
     text: str
@@ -67,6 +68,7 @@ class Question:
     earlier: Turns = ()
     answer: str = ""
     ending: str = ""
+    answer_prefix: str = ""
 
     def draft(self, characters: int | None = None) -> Draft:
         """The prompt with so many characters of the text, as many of its beginning as of its end; None for all.
@@ -81,7 +83,8 @@ class Question:
         else:
             head = (characters + 1) // 2
             text = text[:head] + text[len(text) - (characters - head) :]
-        return Draft(self.before + text + self.after, "", self.references, self.details, self.earlier)
+        prompt = self.before + text + self.after
+        return Draft(prompt, self.answer_prefix, self.references, self.details, self.earlier)
 
 
 @dataclass(frozen=True)

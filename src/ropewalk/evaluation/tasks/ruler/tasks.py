@@ -163,6 +163,20 @@ def overall_results(results: Sequence[TaskResult], left_out: Mapping[str, str]) 
     return found
 
 
+def mean_of_all(results: Sequence[TaskResult], tasks: int) -> list[TaskResult]:
+    """The unweighted mean over a suite's tasks, for each length at which all of them ran.
+
+    Args:
+        results: results of the suite's tasks.
+        tasks: number of the tasks that the mean is of.
+    """
+    ran: dict[int | None, list[TaskResult]] = defaultdict(list)
+    for result in results:
+        if result.status == "ok":
+            ran[result.length].append(result)
+    return overall_results([result for each in ran.values() if len(each) == tasks for result in each], {})
+
+
 def weighted_averages(overall: Sequence[TaskResult]) -> dict[str, float] | None:
     """Compute RULER's weighted averages over lengths.
 

@@ -15,7 +15,7 @@ from ropewalk.evaluation.results import TaskResult
 from ropewalk.evaluation.samples import Task
 from ropewalk.evaluation.tasks.published.rows import PublishedSettings
 from ropewalk.evaluation.tasks.ruler.qa import QuestionTask
-from ropewalk.evaluation.tasks.ruler.tasks import HotpotqaSettings, overall_results
+from ropewalk.evaluation.tasks.ruler.tasks import HotpotqaSettings, mean_of_all
 from ropewalk.evaluation.tasks.ruler2.basic import BasicRetrieval
 from ropewalk.evaluation.tasks.ruler2.documents import DocumentTask
 from ropewalk.evaluation.tasks.ruler2.mmlu import MmluTask
@@ -40,13 +40,7 @@ def _tasks(settings: BenchmarkSettings) -> Mapping[str, Task]:
 
 
 def _mean(results: Sequence[TaskResult], selected: Sequence[str]) -> list[TaskResult]:
-    """The mean of the twelve tasks, of lengths at which all of them ran."""
-    ran: dict[int | None, list[TaskResult]] = {}
-    for result in results:
-        if result.status == "ok":
-            ran.setdefault(result.length, []).append(result)
-    whole = [result for each in ran.values() if len(each) == len(TASKS) for result in each]
-    return overall_results(whole, {})
+    return mean_of_all(results, len(TASKS))
 
 
 def _sharing(settings: BenchmarkSettings) -> int:
