@@ -26,6 +26,7 @@ from ropewalk.evaluation.tasks.published import (
     helmet_narrativeqa,
     infinitebench,
     longbench_v2,
+    longproc,
 )
 from ropewalk.evaluation.tasks.published import mrcr as published_mrcr
 from ropewalk.evaluation.tasks.ruler import tasks as ruler
@@ -51,6 +52,7 @@ SUITES: tuple[Suite, ...] = (
     helmet.RAG_SUITE,
     helmet.RERANK_SUITE,
     infinitebench.SUITE,
+    longproc.SUITE,
     aa_lcr.SUITE,
     helmet_narrativeqa.SUITE,
     perplexity.SUITE,

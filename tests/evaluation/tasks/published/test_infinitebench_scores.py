@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from ropewalk.evaluation.tasks.published.infinitebench import FORMS
-from ropewalk.evaluation.tasks.published.infinitebench_scores import any_name, letter, name, number, values
+from ropewalk.evaluation.tasks.published.infinitebench_scores import (
+    any_name,
+    choice,
+    letter,
+    name,
+    number,
+    values,
+)
 from ropewalk.evaluation.tasks.registry import METRICS
 
 RECORDED = json.loads((Path(__file__).parent / "infinitebench_upstream.json").read_text())
@@ -52,6 +59,11 @@ def test_the_table_of_the_documentation_has_the_scores_of_the_recorded_models() 
 )
 def test_a_letter_counts_where_it_is_stated(answer: str, score: float) -> None:
     assert letter(answer, ["two", "B"]) == score
+
+
+def test_a_word_that_begins_with_a_letter_is_a_choice_with_the_authors_alone() -> None:
+    for answer in ("Based on the text, the answer is A", "Certainly: answer is A"):
+        assert (choice(answer, ["one", "A"]), letter(answer, ["one", "A"])) == (0, 1)
 
 
 def test_a_name_of_two_words_is_found_by_the_corrected_score_alone() -> None:
