@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +124,19 @@ def helmet_ndcg(published: Functions, case: Case) -> float:
     return float(found["NDCG@10"])
 
 
+def longbench_pro(published: Functions, case: Case) -> float:
+    names = {
+        "ndcg": "NDCG",
+        "order": "Pairwise_Accuracy",
+        "first": "Accuracy",
+        "f1": "F1_Score",
+        "found": "SubEM",
+    }
+    # Its evaluation of an item: nothing is 0, and so is an assertion that fails.
+    found = getattr(published, names[case.details["kind"]])(list(case.references), case.answer)
+    return float(found) if case.answer != "" and found <= 1 else 0.0
+
+
 SCORERS = {
     "openai": Scorer(
         "openai/graphwalks, data card",
@@ -168,6 +181,13 @@ SCORERS = {
         "MIT",
         "oolong.py",
         oolong,
+    ),
+    "longbench_pro": Scorer(
+        "caskcsg/longcontext, LongBench-Pro/modules/utils.py",
+        "88fbeb85827b78add4a5354b0c1194a57c176c38",
+        "Apache-2.0 (the data; the code states none)",
+        "longbench_pro.py",
+        longbench_pro,
     ),
     "ruler2": Scorer(
         "NVIDIA/NeMo-Skills, nemo_skills/evaluation/evaluator/ruler.py",
@@ -464,6 +484,31 @@ CASES: Mapping[tuple[str, ...], Sequence[Case]] = {
         ),
         *cases(("1",), ["1", "2 > 1", "2"], ["1 > 2"], forms=("{}",), relevance={"1": 0, "2": 0}),
     ],
+    ("longbench_pro",): [
+        case
+        for kind in ("ndcg", "order", "first", "f1", "found")
+        for case in cases(
+            ("Second Act", "first act", "Third  act"),
+            ["second act\nfirst act\nthird act", "first act\nsecond act", "fourth act"],
+            [
+                *("[Answer]\nSecond act", "[Answer]Second Act\nfirst act\n\nthird act"),
+                "[答案]\nsecond act\nThird act",
+                *("[Answer] x [答案] second act", "[答案] x [Answer] second act", "second act\nsecond act\nfirst act"),
+                *("first act\nsecond act\nfirst act\nthird act", "1. second act\n2. first act"),
+                *("second act, first act", "x\ny\nsecond act", "third act\nfirst act\nsecond act"),
+                *("second act\nthird act", "x\nsecond act\nthird act"),
+            ],
+            kind=kind,
+        )
+    ]
+    + [
+        case
+        for kind in ("ndcg", "order", "first", "f1", "found")
+        for references in (("7",), ("a", "a", "b"))
+        for case in cases(
+            references, ["7", "a\nb", "c"], ["a\na\nb", "b\na", "7\n8", "a"], ("{}", "[Answer]\n{}"), kind=kind
+        )
+    ],
 }  # fmt: skip
 """Answers by the metrics that score them."""
 
@@ -480,7 +525,8 @@ def published(path: Path, inside: str) -> Functions:
         with suppress(ImportError):
             names[name] = importlib.import_module(name)
     names |= {"SequenceMatcher": names["difflib"].SequenceMatcher, "datetime": names["datetime"].datetime}
-    names |= {"List": list, "Tuple": tuple, "Counter": Counter}
+    names |= {"List": list, "Tuple": tuple, "Dict": dict, "Set": set, "Counter": Counter}
+    names |= {"combinations": combinations}
     for node in [*constants, *kept]:
         # Constants that need a module of the file's own are none of its scorer's.
         with suppress(NameError):

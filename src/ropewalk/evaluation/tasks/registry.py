@@ -25,6 +25,7 @@ from ropewalk.evaluation.tasks.published import (
     helmet,
     helmet_narrativeqa,
     infinitebench,
+    longbench_pro,
     longbench_v2,
     longproc,
 )
@@ -49,6 +50,7 @@ SUITES: tuple[Suite, ...] = (
     published_mrcr.OPENAI_SUITE,
     published_mrcr.GOOGLE_SUITE,
     longbench_v2.SUITE,
+    longbench_pro.SUITE,
     helmet.RAG_SUITE,
     helmet.RERANK_SUITE,
     infinitebench.SUITE,

@@ -37,9 +37,10 @@ def ndcg_at_10(answer: str, references: Sequence[str], details: Mapping[str, Any
     ranking = max(_RANKING.findall(line), key=len, default="")
     ranked = list(dict.fromkeys(each.strip() for each in ranking.split(">")))
     relevance: Mapping[str, int] = details["relevance"]
-    best = _gain(sorted(relevance.values(), reverse=True))
-    return round(_gain([relevance.get(each, 0) for each in ranked]) / best, 5) if best else 0.0
+    best = gain(sorted(relevance.values(), reverse=True), CUT)
+    return round(gain([relevance.get(each, 0) for each in ranked], CUT) / best, 5) if best else 0.0
 
 
-def _gain(relevances: Sequence[int]) -> float:
-    return sum(each / math.log2(place) for place, each in enumerate(relevances[:CUT], start=2))
+def gain(relevances: Sequence[int], cut: int) -> float:
+    """Discounted cumulative gain at ``cut`` of the relevances of a ranking, as trec_eval computes it."""
+    return sum(each / math.log2(place) for place, each in enumerate(relevances[:cut], start=2))
