@@ -23,6 +23,7 @@ from ropewalk.evaluation.tasks.lm_eval import suites as lm_eval
 from ropewalk.evaluation.tasks.published import (
     aa_lcr,
     helmet,
+    helmet_icl,
     helmet_narrativeqa,
     infinitebench,
     longbench_pro,
@@ -53,6 +54,7 @@ SUITES: tuple[Suite, ...] = (
     longbench_pro.SUITE,
     helmet.RAG_SUITE,
     helmet.RERANK_SUITE,
+    helmet_icl.SUITE,
     infinitebench.SUITE,
     longproc.SUITE,
     aa_lcr.SUITE,
