@@ -1,5 +1,8 @@
 """Answers are judged as the benchmarks' own scripts judge them."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,7 +119,20 @@ def test_thousands_of_digits_are_an_answer_like_any_other() -> None:
     assert first_integer(f"00{long}", (long,)) == 1
 
 
+COUNTDOWN = {"nums": [3, 4, 5], "target": 17}
+NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "longproc_search": COUNTDOWN,
+    "longproc_solved": COUNTDOWN,
+    "helmet_ndcg": {"relevance": {"7": 1}},
+    "longbench_pro": {"kind": "ndcg"},
+    "longbench_pro_order": {"kind": "order"},
+}
+"""Details without which a metric has no meaning."""
+
+
 @pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize("answer", [*WILD_TEXTS, "0" * 1_000_000, "no\x00 " * 100_000])
 def test_every_metric_takes_any_answer(name: str, answer: str) -> None:
-    assert 0 <= METRICS[name](answer, ("31", "7")) <= 1
+    # A list of values is one reference.
+    references = ("[31, 7]",) if name == "infinitebench_values" else ("31", "7")
+    assert 0 <= METRICS[name](answer, references, NEEDED.get(name, {})) <= 1
