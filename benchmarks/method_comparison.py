@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -336,7 +337,7 @@ SHOWN = ("perplexity", "passkey", *NEEDLES)
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The tables of docs/comparisons.md: for each length what the comparison concludes, and the scores."""
+    """The tables of docs/comparisons.md: for each length what the comparison concludes, the scores, and their cost."""
     parts = []
     for table in result["lengths"].values():
         length, seeds = table["length"], len(table["seeds"])
@@ -358,7 +359,39 @@ def page(result: Mapping[str, Any]) -> str:
             time = f"{spent['training_minutes']:.1f} + {spent['other_minutes']:.1f}" if spent else ""
             lines.append(f"| `{method}` | {' | '.join(cells)} | {time} |")
         parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+    longest = max(result["lengths"].values(), key=lambda table: table["length"])
+    doublings = {name: by_doubling(found) for name, found in longest["perplexity_by_position"].items()}
+    bins = list(doublings[REFERENCE])
+    lines = [
+        f"**Perplexity by position in rows of {longest['length']:,} tokens.**",
+        "",
+        f"| method | {' | '.join(bins)} |",
+        f"| --- |{' --- |' * len(bins)}",
+        *(
+            f"| `{method}` | {' | '.join(f'{found[name]:.1f}' for name in bins)} |"
+            for method, found in doublings.items()
+        ),
+    ]
+    return "\n\n".join([*parts, "\n".join(lines)])
+
+
+def by_doubling(perplexities: Mapping[str, float]) -> dict[str, float]:
+    """Perplexity of the first bin, the trained length, and of each doubling of it, given that of smaller bins.
+
+    Losses are averaged, weighted by the tokens of a bin.
+    """
+    ends = {name: [int(each) for each in name.split(" to ")] for name in perplexities}
+    trained = next(iter(ends.values()))[1]
+    groups: dict[int, list[tuple[int, float]]] = {}
+    for name, (start, end) in ends.items():
+        doubling = trained if end <= trained else trained * 2 ** math.ceil(math.log2(end / trained))
+        groups.setdefault(doubling, []).append((end - start, math.log(perplexities[name])))
+    return {
+        f"{0 if end == trained else end // 2:,} to {end:,}": math.exp(
+            sum(width * loss for width, loss in own) / sum(width for width, _ in own)
+        )
+        for end, own in groups.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

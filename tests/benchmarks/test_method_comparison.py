@@ -14,6 +14,7 @@ from benchmarks.method_comparison import (
     ROPES,
     Setup,
     at_length,
+    by_doubling,
     page,
     setup_of,
     write_corpus,
@@ -83,3 +84,13 @@ def test_the_page_has_the_tables_of_the_result():
         ]
         # As text, because NaN differs from itself.
         assert json.dumps(at_length(files)) == json.dumps(table)
+
+
+def test_perplexity_of_a_doubling_is_that_of_all_its_tokens():
+    found = by_doubling({"0 to 256": 20.0, "256 to 320": 10.0, "320 to 512": 40.0, "512 to 1024": 7.0})
+    # A quarter of the second 256 tokens has the loss log 10, the rest log 40.
+    assert found == {
+        "0 to 256": pytest.approx(20),
+        "256 to 512": pytest.approx(10**0.25 * 40**0.75),
+        "512 to 1,024": pytest.approx(7),
+    }
