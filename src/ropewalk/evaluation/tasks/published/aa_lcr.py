@@ -19,8 +19,8 @@ from typing import Any
 from ropewalk.data.read.files import read_text
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks.benchmark_files import Row
-from ropewalk.evaluation.tasks.published.rows import PublishedSettings, PublishedTask, Question
-from ropewalk.evaluation.tasks.suite import JUDGED, BenchmarkSettings, GeneratedSuite, Judge, judged_grade
+from ropewalk.evaluation.tasks.published.rows import PublishedTask, Question, suite_of
+from ropewalk.evaluation.tasks.suite import JUDGED, BenchmarkSettings, Judge, judged_grade
 from ropewalk.io.files import is_plain
 
 NAME = "aa_lcr"
@@ -105,22 +105,11 @@ def verdict(said: str) -> float | None:
     return 0.0 if first.startswith("INCORRECT") else None
 
 
-def _tasks(settings: BenchmarkSettings) -> Mapping[str, PublishedTask]:
-    path = settings.of(PublishedSettings).benchmark_data.get(NAME)
+def _task(path: Path | None, settings: BenchmarkSettings) -> PublishedTask:
     if path is not None and not (path / TEXTS).is_dir():
         raise RopewalkError(f"{path} has no folder {TEXTS}; give the folder of {ORIGIN}")
     asked = partial(question, folder=path or Path())
-    return {NAME: PublishedTask(NAME, NAME, JUDGED, ROOM, ORIGIN, asked, path, documents=f"{TEXTS}/**/*.txt")}
+    return PublishedTask(NAME, NAME, JUDGED, ROOM, ORIGIN, asked, path, documents=f"{TEXTS}/**/*.txt")
 
 
-SUITE = GeneratedSuite(
-    name=NAME,
-    title="AA-LCR",
-    titles={NAME: "AA-LCR"},
-    figure="by length",
-    settings={"published": PublishedSettings},
-    tasks=_tasks,
-    metrics={JUDGED: judged_grade},
-    from_file=True,
-    judge=Judge(JUDGE, judge_prompt, verdict),
-)
+SUITE = suite_of(NAME, "AA-LCR", _task, {JUDGED: judged_grade}, judge=Judge(JUDGE, judge_prompt, verdict))

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ropewalk.evaluation.tasks.benchmark_files import Row
-from ropewalk.evaluation.tasks.published.rows import PublishedSettings, PublishedTask, Question
-from ropewalk.evaluation.tasks.suite import JUDGED, GeneratedSuite, Judge, judged_grade
+from ropewalk.evaluation.tasks.published.rows import PublishedTask, Question, suite_of
+from ropewalk.evaluation.tasks.suite import JUDGED, Judge, judged_grade
 
 NAME = "helmet_narrativeqa"
 ORIGIN = "the test split of https://huggingface.co/datasets/deepmind/narrativeqa, in parquet"
@@ -99,25 +99,10 @@ def verdict(said: str) -> float | None:
     return grade if 0 <= grade <= 1 else None
 
 
-SUITE = GeneratedSuite(
-    name=NAME,
-    title="HELMET NarrativeQA",
-    titles={NAME: "HELMET NarrativeQA (a part of HELMET)"},
-    figure="by length",
-    settings={"published": PublishedSettings},
-    tasks=lambda settings: {
-        NAME: PublishedTask(
-            NAME,
-            NAME,
-            JUDGED,
-            ROOM,
-            ORIGIN,
-            question,
-            settings.of(PublishedSettings).benchmark_data.get(NAME),
-            cut=True,
-        )
-    },
-    metrics={JUDGED: judged_grade},
-    from_file=True,
+SUITE = suite_of(
+    NAME,
+    "HELMET NarrativeQA (a part of HELMET)",
+    lambda path, _: PublishedTask(NAME, NAME, JUDGED, ROOM, ORIGIN, question, path, cut=True),
+    {JUDGED: judged_grade},
     judge=Judge(JUDGE, judge_prompt, verdict),
 )

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from ropewalk.evaluation.samples import NO_DETAILS
 from ropewalk.evaluation.tasks.benchmark_files import Row
 from ropewalk.evaluation.tasks.published.helmet_scores import gain
-from ropewalk.evaluation.tasks.published.rows import PublishedSettings, PublishedTask, Question
-from ropewalk.evaluation.tasks.suite import BenchmarkSettings, GeneratedSuite
+from ropewalk.evaluation.tasks.published.rows import PublishedTask, Question, suite_of
+from ropewalk.evaluation.tasks.suite import BenchmarkSettings
 
 NAME = "longbench_pro"
 ORIGIN = "longbench_pro.json of https://huggingface.co/datasets/caskcsg/LongBench-Pro"
@@ -127,21 +128,15 @@ SCORES: Mapping[str, Callable[[Sequence[str], Sequence[str]], float]] = {
 }
 
 
-def _tasks(settings: BenchmarkSettings) -> Mapping[str, PublishedTask]:
+def _task(path: Path | None, settings: BenchmarkSettings) -> PublishedTask:
     asked = "question_thinking" if settings.thinking_tokens else "question_nonthinking"
-    path = settings.of(PublishedSettings).benchmark_data.get(NAME)
-    made = PublishedTask(NAME, NAME, NAME, ROOM, ORIGIN, partial(question, asked=asked), path, cut=True)
-    return {NAME: made}
+    return PublishedTask(NAME, NAME, NAME, ROOM, ORIGIN, partial(question, asked=asked), path, cut=True)
 
 
-SUITE = GeneratedSuite(
-    name=NAME,
-    title="LongBench Pro",
-    titles={NAME: "LongBench Pro without summaries"},
-    figure="by length",
-    settings={"published": PublishedSettings},
-    tasks=_tasks,
-    metrics={NAME: score, "longbench_pro_order": in_order},
-    further={NAME: ("longbench_pro_order",)},
-    from_file=True,
+SUITE = suite_of(
+    NAME,
+    "LongBench Pro without summaries",
+    _task,
+    {NAME: score, "longbench_pro_order": in_order},
+    {NAME: ("longbench_pro_order",)},
 )

@@ -14,8 +14,7 @@ from typing import Any
 
 from ropewalk.evaluation.samples import NO_DETAILS
 from ropewalk.evaluation.tasks.benchmark_files import Row
-from ropewalk.evaluation.tasks.published.rows import PublishedSettings, PublishedTask, Question
-from ropewalk.evaluation.tasks.suite import GeneratedSuite
+from ropewalk.evaluation.tasks.published.rows import PublishedTask, Question, suite_of
 
 NAME = "longbench_v2"
 ORIGIN = "data.json of https://huggingface.co/datasets/THUDM/LongBench-v2"
@@ -61,24 +60,9 @@ def right_choice(answer: str, references: Sequence[str], details: Mapping[str, A
     return float(found is not None and found[1] == references[0])
 
 
-SUITE = GeneratedSuite(
-    name=NAME,
-    title="LongBench v2",
-    titles={NAME: "LongBench v2"},
-    figure="by length",
-    settings={"published": PublishedSettings},
-    tasks=lambda settings: {
-        NAME: PublishedTask(
-            NAME,
-            NAME,
-            "choice",
-            ROOM,
-            ORIGIN,
-            question,
-            settings.of(PublishedSettings).benchmark_data.get(NAME),
-            cut=True,
-        )
-    },
-    metrics={"choice": right_choice},
-    from_file=True,
+SUITE = suite_of(
+    NAME,
+    "LongBench v2",
+    lambda path, _: PublishedTask(NAME, NAME, "choice", ROOM, ORIGIN, question, path, cut=True),
+    {"choice": right_choice},
 )

@@ -17,8 +17,9 @@ from pydantic import BeforeValidator, Field
 from ropewalk.data.read.files import plain_stem, split_suffix
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder, Turns, plain_chat
-from ropewalk.evaluation.samples import Draft, Form, LengthTooShort, Sample
+from ropewalk.evaluation.samples import Draft, Form, LengthTooShort, Metric, Sample
 from ropewalk.evaluation.tasks.benchmark_files import FORMATS, Row, read_rows
+from ropewalk.evaluation.tasks.suite import BenchmarkSettings, GeneratedSuite, Judge
 from ropewalk.io.digests import FileDigest, digest
 from ropewalk.io.settings import ExistingPath, Option, Settings, pairs
 
@@ -220,6 +221,36 @@ class PublishedTask:
 
     def _form(self, room: int) -> Form:
         return Form(self.suite, self.name, self.metric, room)
+
+
+def suite_of(
+    name: str,
+    title: str,
+    task: Callable[[Path | None, BenchmarkSettings], PublishedTask],
+    metrics: Mapping[str, Metric],
+    further: Mapping[str, tuple[str, ...]] | None = None,
+    judge: Judge | None = None,
+) -> GeneratedSuite:
+    """The suite of a benchmark with one task of the same name.
+
+    Args:
+        name, title, metrics, further, judge: as for :class:`~ropewalk.evaluation.tasks.suite.GeneratedSuite`.
+        task: returns the task, given the user's file or folder.
+    """
+    return GeneratedSuite(
+        name=name,
+        title=title,
+        titles={name: title},
+        figure="by length",
+        settings={"published": PublishedSettings},
+        tasks=lambda settings: {
+            name: task(settings.of(PublishedSettings).benchmark_data.get(name), settings)
+        },
+        metrics=metrics,
+        further=further or {},
+        from_file=True,
+        judge=judge,
+    )
 
 
 def cut_to(question: Question, encoder: PromptEncoder, budget: int) -> tuple[int, int, int]:
