@@ -17,6 +17,8 @@ NAMES = {"lm_eval": {"lm_eval": {"harness_names": ["mine"]}}}
 """What a suite needs to be asked for."""
 OTHERS: dict[str, Any] = {
     "ruler": {"compat": "nvidia"},
+    "questions": {"hotpotqa": "hub"},
+    "published": {"benchmark_data": {"ruler2": "."}},
     "prose": {"essays": "."},
     "longeval": {"lines": [200]},
     "needle": {"depths": 3},
