@@ -31,14 +31,14 @@ def test_names_are_those_of_the_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", ["c.txt", "../set1/b.txt", "/etc/passwd"])
 def test_a_document_outside_the_folder_or_missing_is_refused(tmp_path: Path, names: str) -> None:
     with pytest.raises(RopewalkError, match=r"its document .* is not in "):
-        task_of("aa_lcr", write_lcr(tmp_path, names)).questions()
+        list(task_of("aa_lcr", write_lcr(tmp_path, names)).questions())
 
 
 def test_a_set_outside_the_folder_is_refused(tmp_path: Path) -> None:
     table = write_lcr(tmp_path) / "AA-LCR_Dataset.csv"
     table.write_text(table.read_text().replace("set1", "../../lcr"))
     with pytest.raises(RopewalkError, match=r"'\.\./\.\./lcr' is not the name of a folder"):
-        task_of("aa_lcr", tmp_path).questions()
+        list(task_of("aa_lcr", tmp_path).questions())
 
 
 def test_a_table_without_texts_is_refused(tmp_path: Path) -> None:

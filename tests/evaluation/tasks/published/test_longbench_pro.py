@@ -72,4 +72,4 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "longbench_pro.json"
     path.write_text(json.dumps([row("T12.1 Something")]))
     with pytest.raises(RopewalkError, match=r"row 1 of .* is odd \(its task is 'T12.1 Something'"):
-        task_of("longbench_pro", path).questions()
+        list(task_of("longbench_pro", path).questions())

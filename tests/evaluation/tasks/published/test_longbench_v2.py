@@ -70,4 +70,4 @@ def test_scores_by_group_and_what_was_cut(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "data.jsonl", [{**row(0), "answer": "E"}])
     with pytest.raises(RopewalkError, match="its answer is 'E'"):
-        task_of("longbench_v2", path).questions()
+        list(task_of("longbench_v2", path).questions())

@@ -71,10 +71,10 @@ def test_pages_and_templates_are_part_of_the_digest_and_must_be_there(tmp_path: 
     assert task.settings() != before
     page.unlink()
     with pytest.raises(RopewalkError, match="there is no page"):
-        task.questions()
+        list(task.questions())
     (path / "html_to_tsv/prompts.yaml").unlink()
     with pytest.raises(RopewalkError, match=r"has no prompts\.yaml; give the folder data of"):
-        task.questions()
+        list(task.questions())
     missing = task_of("longproc", path, "countdown_8k")
     assert missing.unavailable() == f"{path / 'countdown'} has no question of the task countdown_8k"
 
@@ -83,4 +83,4 @@ def test_numbers_without_a_solution_are_refused(tmp_path: Path) -> None:
     path = folder(tmp_path)
     write_rows(path / "countdown/countdown_0.5k.json", [{"nums": [1, 1, 1, 1], "target": 99}])
     with pytest.raises(RopewalkError, match=r"no equations of \[1, 1, 1, 1\] reach 99"):
-        task_of("longproc", path, "countdown_0.5k").questions()
+        list(task_of("longproc", path, "countdown_0.5k").questions())

@@ -113,10 +113,10 @@ def test_google_files_say_their_needles_and_are_one_turn(tmp_path: Path) -> None
 def test_a_name_without_needles_and_an_answer_without_string_are_refused(tmp_path: Path) -> None:
     path = google_file(tmp_path, "mine.csv", f"{GOOGLE_PREFIX} one")
     with pytest.raises(RopewalkError, match=r"row 1 of .* is odd \(the name mine says no number of needles"):
-        task_of("google_mrcr", path, "google_mrcr_8").questions()
+        list(task_of("google_mrcr", path, "google_mrcr_8").questions())
     row = {**openai_row(2), "answer": "text"}
     with pytest.raises(RopewalkError, match=f"does not begin with '{PREFIX}'"):
-        task_of("openai_mrcr", parquet(tmp_path / "a.parquet", [row]), "openai_mrcr_2").questions()
+        list(task_of("openai_mrcr", parquet(tmp_path / "a.parquet", [row]), "openai_mrcr_2").questions())
 
 
 def test_a_length_without_a_prompt_is_not_run(tmp_path: Path) -> None:

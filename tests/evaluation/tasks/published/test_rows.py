@@ -126,10 +126,10 @@ def test_without_a_file_it_says_where_the_file_is() -> None:
 def test_a_row_of_something_else_is_named(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [{"kind": "mine", "text": "x"}, {"kind": "mine"}])
     with pytest.raises(RopewalkError, match=r"row 2 of .*a\.jsonl has no field 'text'; give the file of the"):
-        task(path).questions()
+        list(task(path).questions())
     (tmp_path / "empty").mkdir()
     with pytest.raises(RopewalkError, match="has no file whose name ends in one of"):
-        task(tmp_path / "empty").questions()
+        list(task(tmp_path / "empty").questions())
 
 
 def test_a_changed_file_changes_the_digest_and_the_rows(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_changed_file_changes_the_digest_and_the_rows(tmp_path: Path) -> None:
     assert task(path).settings() == before
     written(tmp_path, [5, 6])
     assert task(path).settings() != before
-    assert len(task(path).questions()) == 2
+    assert len(list(task(path).questions())) == 2
 
 
 def test_very_long_rows_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,3 +158,25 @@ def test_very_long_rows_are_not_counted(tmp_path: Path, monkeypatch: pytest.Monk
     (again,) = task(path).samples(Counting(word_tokenizer()), 100, 9, 0)
     assert again == replace(sample)
     assert max(counted) > 1000
+
+
+def test_a_text_without_tokens_is_refused_before_the_work(tmp_path: Path) -> None:
+    path = write_rows(
+        tmp_path / "a.jsonl", [{"kind": "mine", "text": "x"}, {"kind": "mine", "text": "half \ud800"}]
+    )
+    assert task(path).unavailable() is None
+    for cut in (False, True):
+        with pytest.raises(RopewalkError, match=r"row 2 of .* is odd \('utf-8' codec can't encode"):
+            task(path, cut=cut).samples(encoder(), 100, 9, 0)
+
+
+def test_the_first_question_says_that_a_task_is_there(tmp_path: Path) -> None:
+    path = written(tmp_path, [5, 6, 7])
+    read: list[str] = []
+
+    def counted(row: Any, file: str) -> Question | None:
+        read.append(row["text"])
+        return question(row, file)
+
+    assert replace(task(path), question=counted).unavailable() is None
+    assert len(read) == 1

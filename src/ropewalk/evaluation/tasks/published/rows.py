@@ -132,19 +132,23 @@ class PublishedTask:
         """Return why the task cannot run here (no file), or None."""
         if self.path is None:
             return f"it needs --benchmark-data {self.suite}=PATH, the file of {self.origin}"
-        return None if self.questions() else f"{self.path} has no question of the task {self.name}"
+        # The first one tells; all of them are read before the first answer anyway.
+        there = next(self.questions(), None) is not None
+        return None if there else f"{self.path} has no question of the task {self.name}"
 
-    def questions(self) -> list[tuple[int, Question]]:
-        """All questions of the task with the numbers of their rows, which count from 0 over all files.
+    def questions(self) -> Iterator[tuple[int, Question]]:
+        """The questions of the task with the numbers of their rows, which count from 0 over all files.
 
         Raises:
             RopewalkError: if a file cannot be read, or a row is not one of this benchmark.
         """
         assert self.path is not None
-        found = []
         for number, (name, row) in enumerate(_rows(_stamps(self._files(self.path)))):
             try:
                 question = self.question(row, name)
+                if question is not None:
+                    # Half a surrogate pair, which JSON can spell, has no tokens.
+                    plain_chat(question.earlier, question.draft().text).encode()
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 what = (
                     f"has no field {error.args[0]!r}" if isinstance(error, KeyError) else f"is odd ({error})"
@@ -153,14 +157,13 @@ class PublishedTask:
                     f"row {number + 1} of {self.path} {what}; give the file of {self.origin}"
                 ) from error
             if question is not None:
-                found.append((number, question))
-        return found
+                yield number, question
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
         """See :class:`~ropewalk.evaluation.samples.Task`; there are fewer samples if the file has fewer that fit."""
         if count < 1:
             raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
-        drawn = self.questions()
+        drawn = list(self.questions())
         random.Random(f"{seed}/{self.name}").shuffle(drawn)
         if not self.cut:
             return self._whole(encoder, length, count, drawn)
