@@ -151,7 +151,7 @@ def _shortened(predictions: Sequence[Prediction]) -> Iterator[str]:
             f"({min(cut):,} to {max(cut):,} tokens)"
         )
     if too_long := max(int(each.details.get("too_long", 0)) for each in predictions):
-        yield f"{too_long} of {len(predictions) + too_long} questions are too long and were not asked"
+        yield f"{too_long} of {len(predictions) + too_long} questions that were drawn are too long, and were not asked"
 
 
 def _judged(judge: Mapping[str, Any]) -> Iterator[str]:

@@ -120,12 +120,12 @@ def test_files_of_a_folder_are_read_in_order_and_other_rows_left_out(tmp_path: P
 
 def test_without_a_file_it_says_where_the_file_is() -> None:
     reason = task(None).unavailable()
-    assert reason == "it needs --benchmark-data suite=PATH, the file of the file of the authors"
+    assert reason == "it needs --benchmark-data suite=PATH, the file of the authors"
 
 
 def test_a_row_of_something_else_is_named(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", [{"kind": "mine", "text": "x"}, {"kind": "mine"}])
-    with pytest.raises(RopewalkError, match=r"row 2 of .*a\.jsonl has no field 'text'; give the file of the"):
+    with pytest.raises(RopewalkError, match=r"row 2 of .*a\.jsonl has no field 'text'; give the"):
         list(task(path).questions())
     (tmp_path / "empty").mkdir()
     with pytest.raises(RopewalkError, match="has no file whose name ends in one of"):

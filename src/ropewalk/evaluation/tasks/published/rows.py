@@ -95,7 +95,7 @@ class PublishedTask:
     Args:
         suite, name, metric: names of the suite, the task and its metric.
         max_new_tokens: maximum number of tokens of an answer.
-        origin: where the file is published, for messages.
+        origin: the file and where it is published, for messages.
         question: returns the question of a row, given the row and the name of its file without suffixes; None if the
             row belongs to another task. A row without a needed field may raise KeyError.
         path: the file, or a folder of such files; None if the user has given none.
@@ -131,7 +131,7 @@ class PublishedTask:
     def unavailable(self) -> str | None:
         """Return why the task cannot run here (no file), or None."""
         if self.path is None:
-            return f"it needs --benchmark-data {self.suite}=PATH, the file of {self.origin}"
+            return f"it needs --benchmark-data {self.suite}=PATH, {self.origin}"
         # The first one tells; all of them are read before the first answer anyway.
         there = next(self.questions(), None) is not None
         return None if there else f"{self.path} has no question of the task {self.name}"
@@ -153,9 +153,7 @@ class PublishedTask:
                 what = (
                     f"has no field {error.args[0]!r}" if isinstance(error, KeyError) else f"is odd ({error})"
                 )
-                raise RopewalkError(
-                    f"row {number + 1} of {self.path} {what}; give the file of {self.origin}"
-                ) from error
+                raise RopewalkError(f"row {number + 1} of {self.path} {what}; give {self.origin}") from error
             if question is not None:
                 yield number, question
 
