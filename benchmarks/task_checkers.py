@@ -36,15 +36,12 @@ class Checker:
 LEAST_FILL = 0.99
 
 
-def check(sample: Sample, least_fill: float = LEAST_FILL) -> None:
-    """Raise AssertionError unless a sample has one right answer, which is its reference, whole needles, and is full.
-
-    ``least_fill`` is the least share of the length that prompt and longest answer take.
-    """
+def check(sample: Sample) -> None:
+    """Raise AssertionError unless a sample has one right answer, which is its reference, whole needles, and is full."""
     checker = CHECKERS[sample.suite]
     said = checker.answer(sample.whole)
     assert METRICS[sample.metric](said, sample.references, sample.details) == 1, (sample.references, said)
-    assert least_fill <= sample.fill <= 1, sample.fill
+    assert LEAST_FILL <= sample.fill <= 1, sample.fill
     if checker.is_needle is not None:
         needles = [sample.whole[start:end] for start, end in sample.details["spans"]]
         assert needles

@@ -2,16 +2,14 @@
 
     python -m benchmarks.task_samples
 
-Each sample must have one right answer, which is its reference, and whole needles (see `benchmarks.task_checkers`).
-Prompt and longest answer must fit the length, counted with a byte-level BPE that is trained on the embedded corpus; the
-result says how many of them take less than 99 % of it. The tasks of a suite share its samples and its time at a length,
-and the result says how many samples each had in it. A sample that is wrong ends the benchmark.
+Each sample must have one right answer, which is its reference, and whole needles, and prompt and longest answer must
+take 99 to 100 % of the length (see `benchmarks.task_checkers`), counted with a byte-level BPE that is trained on the
+embedded corpus. A sample that is wrong ends the benchmark.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -20,7 +18,7 @@ import tokenizers
 
 from benchmarks.common import parsed, parser_of, settings_of, write
 from benchmarks.ruler_samples import processor_seconds, trained_tokenizer
-from benchmarks.task_checkers import CHECKERS, LEAST_FILL, check
+from benchmarks.task_checkers import CHECKERS, check
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import Sample, Task
 from ropewalk.evaluation.settings import Settings
@@ -42,7 +40,6 @@ class Row:
     samples: int
     least_fill: float
     most_fill: float
-    under_least_fill: int
     processor_seconds: float
 
 
@@ -60,58 +57,42 @@ def endless(task: Task, encoder: PromptEncoder, length: int, most: int) -> Itera
         yield from task.samples(encoder, length, min(BLOCK, most), seed)
 
 
-def row_of(task: Task, encoder: PromptEncoder, length: int, most: int, seconds: float) -> Row:
-    """Make and check samples until there are ``most``, or the time is over."""
+def row_of(task: Task, encoder: PromptEncoder, length: int, most: int) -> Row:
+    """Make and check so many samples."""
     fills = []
-    began, used = time.perf_counter(), processor_seconds()
+    used = processor_seconds()
     for sample in islice(endless(task, encoder, length, most), most):
         try:
-            # A unit of some tasks, such as a line, may take more than 1 % of a short length: counted below.
-            check(sample, least_fill=0)
+            check(sample)
         except (AssertionError, ValueError) as error:
             raise SystemExit(f"{sample.key} is wrong: {error}") from error
         fills.append(sample.fill)
-        if time.perf_counter() - began > seconds:
-            break
     used = processor_seconds() - used
-    under = sum(fill < LEAST_FILL for fill in fills)
-    return Row(task.suite, task.name, length, len(fills), min(fills), max(fills), under, used)
+    return Row(task.suite, task.name, length, len(fills), min(fills), max(fills), used)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--suites", nargs="+", default=sorted(CHECKERS), choices=sorted(CHECKERS))
     parser.add_argument("--lengths", type=parse_length, nargs="+", default=[2**12, 2**15, 2**17])
-    parser.add_argument("--samples", type=int, nargs="+", default=[10_000, 200, 200], help="most by length")
     parser.add_argument(
-        "--seconds", type=float, nargs="+", default=[600, 600, 600], help="of a suite by length"
+        "--samples", type=int, nargs="+", default=[10_000, 200, 200], help="of a task by length"
     )
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--corpus-bytes", type=int, default=2_000_000)
-    small = {"lengths": [4096], "samples": [2], "seconds": [60], "vocabulary": 2000, "corpus_bytes": 200_000}
+    small = {"lengths": [4096], "samples": [2], "vocabulary": 2000, "corpus_bytes": 200_000}
     options = parsed(parser, small, arguments)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     encoder = PromptEncoder(trained_tokenizer(options.vocabulary, options.corpus_bytes))
     rows = []
-    for length, most, seconds in zip(options.lengths, options.samples, options.seconds, strict=True):
-        for suite in options.suites:
-            tasks = tasks_of(suite)
-            for task in tasks:
-                share = -(-most // len(tasks)), seconds / len(tasks)
-                rows.append(row_of(task, encoder, length, *share))
-                print(rows[-1], flush=True)
+    for length, most in zip(options.lengths, options.samples, strict=True):
+        for task in (task for suite in options.suites for task in tasks_of(suite)):
+            rows.append(row_of(task, encoder, length, most))
+            print(rows[-1], flush=True)
     result = {
         **settings_of(options),
         "tokenizers": tokenizers.__version__,
-        "samples_by_length": {
-            length: {
-                suite: sum(r.samples for r in rows if (r.length, r.suite) == (length, suite))
-                for suite in options.suites
-            }
-            for length in options.lengths
-        },
         "least_fill": min(row.least_fill for row in rows),
-        "under_least_fill": sum(row.under_least_fill for row in rows),
         "most_fill": max(row.most_fill for row in rows),
         "results": [asdict(row) for row in rows],
     }

@@ -351,3 +351,54 @@ def test_questions_about_a_text_fit_whichever_has_most_tokens(group: int) -> Non
         grouped_samples(FORM, MERGING, shortest - 1, 6, group, lambda length: drafts)
     least = grouped_samples(FORM, MERGING, shortest, 6, group, lambda length: drafts)
     assert [sample.text for sample in least] == [f".{QUESTIONS[index % 2]}" for index in range(6)]
+
+
+def of_lines(length: int) -> Drafts:
+    """Questions, two about a text of random lines, each line about a twentieth of 1,000 tokens."""
+
+    def draft(index: int, units: int) -> Draft:
+        draw = sample_random(0, "lines", length, index // 2)
+        lines = [draw.choice("abc") * draw.randint(30, 70) for _ in range(units)]
+        return Draft(
+            "\n".join(lines) + "?" * (1 + index % 2), "", ("",), {"context": index // 2, "of": index % 2}
+        )
+
+    return draft
+
+
+def test_a_sample_that_is_not_full_is_drawn_again() -> None:
+    def made(count: int, draws: int) -> list[Sample]:
+        form = Form("ruler", "made", "all", 10, 0.99, draws)
+        return list(fitted_samples(form, ENCODER, 1000, count, of_lines))
+
+    once, often = made(30, 1), made(30, 16)
+    assert min(sample.fill for sample in once) < 0.99 <= min(sample.fill for sample in often)
+    assert [sample.index for sample in often] == list(range(30))
+    # Those that were full are the same, and the others do not depend on how many are made.
+    assert [a for a, b in zip(once, often, strict=True) if a.fill >= 0.99] == [
+        b for a, b in zip(once, often, strict=True) if a.fill >= 0.99
+    ]
+    assert made(7, 16) == often[:7]
+    # The fullest of few draws, whichever it is.
+    fills = [[sample.fill for sample in made(30, draws)] for draws in (1, 2, 3, 4)]
+    assert all(list(each) == sorted(each) for each in zip(*fills, strict=True))
+
+
+def test_questions_about_a_text_are_drawn_again_together() -> None:
+    form = Form("ruler", "made", "all", 10, 0.99, 16)
+    made = list(grouped_samples(form, ENCODER, 1000, 19, 2, of_lines))
+    assert min(sample.fill for sample in made) >= 0.99
+    assert [sample.index for sample in made] == list(range(19))
+    assert [sample.details for sample in made] == [{"context": i // 2, "of": i % 2} for i in range(19)]
+    texts = [sample.text.rstrip("?") for sample in made]
+    assert texts[::2][:9] == texts[1::2]
+    assert len(set(texts)) == 10
+
+
+def test_a_draw_that_does_not_fit_is_left_out() -> None:
+    def drafts(index: int, units: int) -> Draft:
+        return Draft("a" * (10 if index < 4 else 1000) + "b" * min(units, 5), "", ("",))
+
+    form = Form("ruler", "made", "all", 10, 0.99, 16)
+    made = list(fitted_samples(form, ENCODER, 100, 4, at_any_length(drafts)))
+    assert [sample.text for sample in made] == ["a" * 10 + "b" * 5] * 4

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from ropewalk.errors import RopewalkError
@@ -132,6 +133,12 @@ SPREAD = 0.005
 # Only an estimate: the search of each sample corrects it.
 MOST_GUESSES = 4
 
+DRAWS = 16
+"""Most draws of a sample whose units, such as lines, are not small beside 1 % of a short length."""
+
+ANOTHER = math.lcm(*range(1, 31))
+"""What is added to a sample's index when it is drawn again: tasks take kinds and questions in turn by the index."""
+
 LEAST_UNIT = 0.25
 """Lower bound on the tokens per unit: some tokenizers merge several words into one token, but none merges four."""
 
@@ -175,7 +182,9 @@ Drafts = Callable[[int, int], Draft]
 class Form:
     """Fields that all samples of a task share; they have the meaning of those of :class:`Sample`.
 
-    ``least_fill`` is the share of the length from which on a sample counts as full.
+    ``least_fill`` is the share of the length from which on a sample counts as full. A sample that is not full is drawn
+    again, up to ``draws`` times in all, and the fullest is taken. For more than one, drafts must be random, and accept
+    any index.
     """
 
     suite: str
@@ -183,6 +192,7 @@ class Form:
     metric: str
     max_new_tokens: int
     least_fill: float = LEAST_FILL
+    draws: int = 1
 
     def sample(self, encoder: PromptEncoder, length: int, index: int, draft: Draft, tokens: int) -> Sample:
         """Build the sample with this index from a draft with this number of tokens."""
@@ -252,20 +262,13 @@ def fitted_samples(
         LengthTooShort: by the call itself, if a prompt with the fewest units does not fit; it gives the shortest
             length that fits all these samples.
     """
-    if count < 1:
-        raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
+    fitter, least = _fitter(form, encoder, length, count, drafts_at, fewest)
 
-    def least(drafts: Drafts) -> list[int]:
-        return _counts(encoder, [drafts(index, fewest) for index in range(count)])
+    def again(index: int) -> list[Sample]:
+        return [replace(sample, index=index % ANOTHER) for sample in fitter.samples([index])]
 
-    drafts = drafts_at(length)
-    tokens = least(drafts)
-    shortest = max(tokens) + form.max_new_tokens
-    if length < shortest:
-        # Only after a failure, because each length that is tried encodes all prompts.
-        shortest = _shortest(lambda length: max(least(drafts_at(length))) + form.max_new_tokens, shortest)
-        raise LengthTooShort(form.task, length, shortest)
-    return _batches(form, encoder, length, drafts, fewest, tokens)
+    batches = fitter.batches(least)
+    return (_fullest(form, [sample], sample.index, again)[0] for sample in batches)
 
 
 def grouped_samples(
@@ -293,7 +296,8 @@ def grouped_samples(
     """
 
     def about(text: int) -> range:
-        return range(group * text, min(group * (text + 1), max(count, 1)))
+        first = group * text
+        return range(first, first + min(group, max(count, 1) - group * (text % ANOTHER)))
 
     def longest_at(length: int) -> Drafts:
         drafts = drafts_at(length)
@@ -307,23 +311,30 @@ def grouped_samples(
 
         return longest
 
-    fitted = fitted_samples(form, encoder, length, math.ceil(count / group), longest_at, fewest)
+    fitter, least = _fitter(form, encoder, length, math.ceil(count / group), longest_at, fewest)
     drafts = drafts_at(length)
 
     def all_about(text: int, units: int) -> list[Sample]:
         each = [drafts(index, units) for index in about(text)]
-        return counted_samples(form, encoder, length, about(text), each)
+        if text >= ANOTHER:
+            each = [replace(d, details={**d.details, "context": text % ANOTHER}) for d in each]
+        return counted_samples(form, encoder, length, about(text % ANOTHER), each)
 
-    def whole(text: int, units: int) -> list[Sample]:
+    def whole(longest: Sample) -> list[Sample]:
         # The question with the most characters may have a few tokens less than another.
+        text, units = longest.index, longest.details["units"]
         found = all_about(text, units)
         while units > fewest and any(sample.fill > 1 for sample in found):
             units -= 1
             found = all_about(text, units)
         return found
 
+    def again(text: int) -> list[Sample]:
+        return [sample for longest in fitter.samples([text]) for sample in whole(longest)]
+
     # A generator of its own, so that errors are raised by the call itself.
-    return (sample for text in fitted for sample in whole(text.index, text.details["units"]))
+    texts = fitter.batches(least)
+    return (sample for longest in texts for sample in _fullest(form, whole(longest), longest.index, again))
 
 
 def _shortest(needed: Callable[[int], int], near: int) -> int:
@@ -337,24 +348,99 @@ def _shortest(needed: Callable[[int], int], near: int) -> int:
     return length
 
 
-def _batches(
-    form: Form, encoder: PromptEncoder, length: int, drafts: Drafts, fewest: int, least: Sequence[int]
-) -> Iterator[Sample]:
-    """Generate fitted samples in batches; ``least`` gives each sample's tokens with the fewest units."""
-    budget, count = length - form.max_new_tokens, len(least)
-    # Measured once for all samples; each sample then corrects it with its own count.
-    unit = _tokens_of_a_unit(lambda units: _counts(encoder, [drafts(0, fewest + units)])[0], least[0], budget)
-    size = max(1, min(MOST_IN_BATCH, BATCH_TOKENS // length))
-    for start in range(0, count, size):
-        indices = range(start, min(start + size, count))
+def _fullest(
+    form: Form, samples: list[Sample], index: int, again: Callable[[int], list[Sample]]
+) -> list[Sample]:
+    """The samples, or those of another draw if they are fuller; ``again`` maps another index to them, if they fit."""
+
+    def fill(each: Sequence[Sample]) -> float:
+        return min((sample.fill for sample in each), default=0)
+
+    for draw in range(1, form.draws):
+        if fill(samples) >= form.least_fill:
+            break
+        samples = max(samples, again(index + draw * ANOTHER), key=fill)
+    return samples
+
+
+def _fitter(
+    form: Form,
+    encoder: PromptEncoder,
+    length: int,
+    count: int,
+    drafts_at: Callable[[int], Drafts],
+    fewest: int,
+) -> tuple[_Fitter, list[int]]:
+    """The fitter of a length, and the tokens of each sample with the fewest units; see :func:`fitted_samples`."""
+    if count < 1:
+        raise RopewalkError(f"the number of samples must be 1 or more, got {count}")
+
+    def least_at(length: int) -> list[int]:
+        return _Fitter(form, encoder, length, drafts_at(length), fewest).least(range(count))
+
+    least = least_at(length)
+    shortest = max(least) + form.max_new_tokens
+    if length < shortest:
+        # Only after a failure, because each length that is tried encodes all prompts.
+        raise LengthTooShort(
+            form.task, length, _shortest(lambda length: max(least_at(length)) + form.max_new_tokens, shortest)
+        )
+    return _Fitter(form, encoder, length, drafts_at(length), fewest), least
+
+
+@dataclass(frozen=True)
+class _Fitter:
+    """Makes samples of a length with as many units as fit; see :func:`fitted_samples`."""
+
+    form: Form
+    encoder: PromptEncoder
+    length: int
+    drafts: Drafts
+    fewest: int
+
+    @property
+    def budget(self) -> int:
+        return self.length - self.form.max_new_tokens
+
+    def least(self, indices: Sequence[int]) -> list[int]:
+        """Tokens of samples with the fewest units."""
+        return _counts(self.encoder, [self.drafts(index, self.fewest) for index in indices])
+
+    @cached_property
+    def unit(self) -> float:
+        """Tokens of a unit: measured once for all samples; each sample then corrects it with its own count."""
+        return _tokens_of_a_unit(
+            lambda units: _counts(self.encoder, [self.drafts(0, self.fewest + units)])[0],
+            self.least([0])[0],
+            self.budget,
+        )
+
+    def batches(self, least: Sequence[int]) -> Iterator[Sample]:
+        """Generate samples in batches; ``least`` gives each one's tokens with the fewest units."""
+        size = max(1, min(MOST_IN_BATCH, BATCH_TOKENS // self.length))
+        for start in range(0, len(least), size):
+            indices = range(start, min(start + size, len(least)))
+            yield from self._fitted(indices, least[start : start + size])
+
+    def samples(self, indices: Sequence[int]) -> list[Sample]:
+        """Make samples; those that do not fit with the fewest units are left out."""
+        found = zip(indices, self.least(indices), strict=True)
+        fitting = {index: tokens for index, tokens in found if tokens <= self.budget}
+        return self._fitted(list(fitting), list(fitting.values()))
+
+    def _fitted(self, indices: Sequence[int], least: Sequence[int]) -> list[Sample]:
         trials = [
-            _Trial(index, fewest, least[index], fewest, fewest + _room(budget - least[index], unit))
-            for index in indices
+            _Trial(
+                index, self.fewest, tokens, self.fewest, self.fewest + _room(self.budget - tokens, self.unit)
+            )
+            for index, tokens in zip(indices, least, strict=True)
         ]
         # Tokens that may stay free.
-        slack = (1 - form.least_fill) * length
-        for trial, draft, tokens in _fitted(encoder, budget, slack, trials, drafts):
-            yield form.sample(encoder, length, trial.index, draft, tokens)
+        slack = (1 - self.form.least_fill) * self.length
+        return [
+            self.form.sample(self.encoder, self.length, trial.index, draft, tokens)
+            for trial, draft, tokens in _fitted(self.encoder, self.budget, slack, trials, self.drafts)
+        ]
 
 
 def _tokens_of_a_unit(tokens_of: Callable[[int], int], least: int, budget: int) -> float:

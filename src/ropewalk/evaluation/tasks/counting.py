@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args
 
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import (
+    DRAWS,
     NO_DETAILS,
     Draft,
     Drafts,
@@ -117,7 +118,7 @@ class Counting:
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
-        form = Form(self.suite, self.name, "closeness", self.max_new_tokens, least_fill=0.99)
+        form = Form(self.suite, self.name, "closeness", self.max_new_tokens, least_fill=0.99, draws=DRAWS)
 
         def drafts_at(length: int) -> Drafts:
             return lambda index, units: _draft(length, index, seed, units)

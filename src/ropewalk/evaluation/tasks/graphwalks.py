@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.samples import NO_DETAILS, Draft, Form, Sample, grouped_samples, sample_random
+from ropewalk.evaluation.samples import DRAWS, NO_DETAILS, Draft, Form, Sample, grouped_samples, sample_random
 from ropewalk.evaluation.tasks.suite import GeneratedSuite
 
 Question = Literal["bfs", "parents"]
@@ -93,7 +93,7 @@ class GraphWalks:
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
-        form = Form(self.suite, self.name, "f1", self.max_new_tokens, least_fill=0.99)
+        form = Form(self.suite, self.name, "f1", self.max_new_tokens, least_fill=0.99, draws=DRAWS)
         return grouped_samples(
             form,
             encoder,

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.samples import (
+    DRAWS,
     NO_DETAILS,
     Draft,
     Drafts,
@@ -93,7 +94,7 @@ class InContextLearning:
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
-        form = Form(self.suite, self.name, "label", self.max_new_tokens, least_fill=0.99)
+        form = Form(self.suite, self.name, "label", self.max_new_tokens, least_fill=0.99, draws=DRAWS)
 
         def drafts_at(length: int) -> Drafts:
             return lambda index, units: self._draft(length, index, seed, units)

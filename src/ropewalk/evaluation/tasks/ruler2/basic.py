@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.evaluation.prompt import PromptEncoder
-from ropewalk.evaluation.samples import Draft, Drafts, Form, Sample, fitted_samples, sample_random
+from ropewalk.evaluation.samples import DRAWS, Draft, Drafts, Form, Sample, fitted_samples, sample_random
 from ropewalk.evaluation.tasks.ruler.niah import hide_in_lines
 from ropewalk.evaluation.tasks.ruler.templates import needle_line, niah_prompt
 from ropewalk.evaluation.tasks.words import key_names, word_lists, words_unavailable
@@ -45,7 +45,7 @@ class BasicRetrieval:
 
     def samples(self, encoder: PromptEncoder, length: int, count: int, seed: int) -> Iterator[Sample]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
-        form = Form(self.suite, self.name, "ruler2", self.max_new_tokens, least_fill=0.99)
+        form = Form(self.suite, self.name, "ruler2", self.max_new_tokens, least_fill=0.99, draws=DRAWS)
 
         def drafts_at(length: int) -> Drafts:
             return lambda index, units: self._draft(length, index, seed, units)
