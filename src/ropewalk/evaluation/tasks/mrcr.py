@@ -15,8 +15,6 @@ import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 from ropewalk.evaluation.prompt import PromptEncoder, plain_chat
@@ -32,6 +30,7 @@ from ropewalk.evaluation.samples import (
 )
 from ropewalk.evaluation.tasks.haystack_sources import documentation_words, words_digest
 from ropewalk.evaluation.tasks.suite import GeneratedSuite
+from ropewalk.evaluation.tasks.words import word_chain
 
 NEEDLES = (2, 4, 8)
 PREFIX = 10
@@ -155,7 +154,7 @@ class Mrcr:
         return Draft(question, "", (prefix + texts[number],), details, earlier)
 
     def _needle(self, draw: random.Random) -> str:
-        while len(text := text_of(chain(draw, WORDS))) > self.max_new_tokens - PREFIX:
+        while len(text := text_of(word_chain(draw, WORDS))) > self.max_new_tokens - PREFIX:
             pass
         return text
 
@@ -182,40 +181,13 @@ def fillers(draw: random.Random, asked: Request, units: int) -> list[tuple[Reque
             form = asked[0] if kind < NEAR else draw.choice(FORMATS)
             request = form, asked[1] if NEAR <= kind < 2 * NEAR else draw.choice(TOPICS)
         # As many draws for each size, so that longer chats begin like shorter ones.
-        found.append((request, text_of(chain(draw, WORDS + REQUEST_WORDS)[:size])))
+        found.append((request, text_of(word_chain(draw, WORDS + REQUEST_WORDS)[:size])))
     return found
-
-
-def chain(draw: random.Random, count: int) -> list[str]:
-    """Words with capitals and full stops; each follows the one before it somewhere in the documentation of Python."""
-    following = _following()
-    starts = list(following)
-    words: list[str] = []
-    word = ""
-    while len(words) < count:
-        # Not choice and randint, which take several times as long; most of a long prompt's time is spent here.
-        for place in range(8 + int(7 * draw.random())):
-            known = following.get(word) or starts
-            word = known[int(len(known) * draw.random())]
-            words.append(word if place else word.capitalize())
-        words[-1] += "."
-    return words[:count]
 
 
 def text_of(words: Sequence[str]) -> str:
     """Words of a chain as a text; its last sentence may be cut."""
     return " ".join(words).removesuffix(".") + "."
-
-
-@lru_cache(maxsize=1)
-def _following() -> Mapping[str, Sequence[str]]:
-    """The words that follow each word in the documentation of Python, as often as they do."""
-    bare = (word.strip(".,;:()\"'").lower() for word in documentation_words())
-    found: dict[str, list[str]] = {}
-    for word, following in pairwise(bare):
-        if all(each.isascii() and each.isalpha() and len(each) <= 12 for each in (word, following)):
-            found.setdefault(word, []).append(following)
-    return found
 
 
 def openai(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:

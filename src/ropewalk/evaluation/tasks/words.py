@@ -1,4 +1,4 @@
-"""Words for prompts: the word lists of the package wonderwords, keys composed of them, and made-up words.
+"""Words for prompts: word lists of the package wonderwords, keys composed of them, made-up words, and word chains.
 
 RULER and LongEval draw their keys from wonderwords. Only its word lists are read; the package is never imported.
 """
@@ -9,13 +9,14 @@ import hashlib
 import importlib.util
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from ropewalk.errors import RopewalkError
+from ropewalk.evaluation.tasks.haystack_sources import documentation_words
 
 _CONSONANTS = "bcdfghjklmnpqrstvwxz"
 _VOWELS = "aeiou"
@@ -160,6 +161,22 @@ def _families(starts: Sequence[str]) -> list[list[str]]:
     return families
 
 
+def word_chain(draw: random.Random, count: int) -> list[str]:
+    """Words with capitals and full stops; each follows the one before it somewhere in the documentation of Python."""
+    following = _following()
+    starts = list(following)
+    words: list[str] = []
+    word = ""
+    while len(words) < count:
+        # Not choice and randint, which take several times as long; most of a long prompt's time is spent here.
+        for place in range(8 + int(7 * draw.random())):
+            known = following.get(word) or starts
+            word = known[int(len(known) * draw.random())]
+            words.append(word if place else word.capitalize())
+        words[-1] += "."
+    return words[:count]
+
+
 def _assets() -> Path | None:
     spec = importlib.util.find_spec("wonderwords")
     if spec is None or spec.origin is None:
@@ -170,3 +187,14 @@ def _assets() -> Path | None:
 def _lines(path: Path) -> tuple[str, ...]:
     with path.open(encoding="utf-8") as lines:
         return tuple(line.rstrip() for line in lines)
+
+
+@lru_cache(maxsize=1)
+def _following() -> Mapping[str, Sequence[str]]:
+    """The words that follow each word in the documentation of Python, as often as they do."""
+    bare = (word.strip(".,;:()\"'").lower() for word in documentation_words())
+    found: dict[str, list[str]] = {}
+    for word, following in pairwise(bare):
+        if all(each.isascii() and each.isalpha() and len(each) <= 12 for each in (word, following)):
+            found.setdefault(word, []).append(following)
+    return found
