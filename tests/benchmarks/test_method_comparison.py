@@ -82,8 +82,8 @@ def test_the_page_has_the_tables_of_the_result():
             json.loads((RESULTS / "methods_embedded" / f"{table['length']}-seed{seed}.json").read_text())
             for seed in table["seeds"]
         ]
-        # As text, because NaN differs from itself.
-        assert json.dumps(at_length(files)) == json.dumps(table)
+        # As text, because NaN differs from itself, and to six digits, because processors round differently.
+        assert _rounded(at_length(files)) == _rounded(table)
 
 
 def test_perplexity_of_a_doubling_is_that_of_all_its_tokens():
@@ -94,3 +94,7 @@ def test_perplexity_of_a_doubling_is_that_of_all_its_tokens():
         "256 to 512": pytest.approx(10**0.25 * 40**0.75),
         "512 to 1,024": pytest.approx(7),
     }
+
+
+def _rounded(table):
+    return json.loads(json.dumps(table), parse_float=lambda text: f"{float(text):.6g}", parse_constant=str)
