@@ -120,7 +120,13 @@ def test_thousands_of_digits_are_an_answer_like_any_other() -> None:
 
 
 COUNTDOWN = {"nums": [3, 4, 5], "target": 17}
+DESCRIBED = {
+    "language": "python",
+    "functions": [["31", "def f():\n    return 31"], ["7", "def g():\n    pass"]],
+}
 NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "repoqa": DESCRIBED,
+    "repoqa_most_like": DESCRIBED,
     "longproc_search": COUNTDOWN,
     "longproc_solved": COUNTDOWN,
     "helmet_ndcg": {"relevance": {"7": 1}},

@@ -57,7 +57,7 @@ def evaluate(
     those tokens that need a long context), short (HellaSwag, MMLU, ARC-Challenge and TruthfulQA in lm_eval), longbench
     (LongBench in lm_eval), and lm_eval (the tasks that --lm-eval-tasks names). With the authors' own files
     (--benchmark-data): helmet_rag, helmet_rerank, helmet_icl, openai_mrcr, google_mrcr, longbench_v2,
-    longbench_pro, infinitebench, longproc, and, scored by ropewalk eval judge, aa_lcr and helmet_narrativeqa.
+    longbench_pro, infinitebench, longproc, repoqa, and, scored by ropewalk eval judge, aa_lcr and helmet_narrativeqa.
 
     With several processes: torchrun --nproc-per-node 4 -m ropewalk eval MODEL --suite perplexity
     """

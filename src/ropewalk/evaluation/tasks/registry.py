@@ -29,6 +29,7 @@ from ropewalk.evaluation.tasks.published import (
     longbench_pro,
     longbench_v2,
     longproc,
+    repoqa,
 )
 from ropewalk.evaluation.tasks.published import mrcr as published_mrcr
 from ropewalk.evaluation.tasks.ruler import tasks as ruler
@@ -57,6 +58,7 @@ SUITES: tuple[Suite, ...] = (
     helmet_icl.SUITE,
     infinitebench.SUITE,
     longproc.SUITE,
+    repoqa.SUITE,
     aa_lcr.SUITE,
     helmet_narrativeqa.SUITE,
     perplexity.SUITE,
