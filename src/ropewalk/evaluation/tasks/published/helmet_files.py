@@ -5,7 +5,6 @@ Source: princeton-nlp/HELMET at 4526dfb, ``data.py`` (MIT).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Container, Iterator, Mapping
 from functools import lru_cache
@@ -13,13 +12,13 @@ from pathlib import Path
 
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.tasks.benchmark_files import Row
+from ropewalk.io.digests import FileDigest
 
 ORIGIN = "data.tar.gz of https://huggingface.co/datasets/princeton-nlp/HELMET"
 SHOTS = 2
 """Examples of a prompt."""
 POPULAR = 1000
 """Popularity from which on PopQA's subjects are not asked about."""
-EDGE = 1 << 20
 
 
 def key_of(row: Row) -> str:
@@ -37,11 +36,8 @@ def stamp(file: Path) -> Stamp:
 
 @lru_cache
 def digest_of(file: Path, size: int, time: int) -> str:
-    """Digest of the size, the beginning and the end of a file, which may have gigabytes."""
-    with file.open("rb") as opened:
-        begin = opened.read(EDGE)
-        opened.seek(max(size - EDGE, 0))
-        return hashlib.sha256(b"%d\n" % size + begin + opened.read(EDGE)).hexdigest()
+    """Digest of a file, computed once while it does not change: some have gigabytes."""
+    return FileDigest.of(file).sha256
 
 
 def rows_of(file: Path, chosen: Container[int] | None = None) -> Iterator[tuple[int, Row]]:
