@@ -8,6 +8,7 @@ import pytest
 from ropewalk.errors import RopewalkError
 from ropewalk.evaluation.prompt import PromptEncoder
 from ropewalk.evaluation.settings import Settings
+from ropewalk.evaluation.tasks.published import rows
 from ropewalk.evaluation.tasks.published.infinitebench import FORMS, SUITE
 from ropewalk.evaluation.tasks.published.rows import PublishedTask
 from tests.evaluation.evaluation_cases import word_tokenizer
@@ -18,6 +19,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "passkey": {"input": "What is the pass key?", "answer": ["71432"]},
     "number_string": {"input": "What is the sequence of digits?", "answer": "0071432711"},
     "kv_retrieval": {"input": '\nKey: "a"\nThe value associated with the specified key is: ', "answer": "b"},
+    "longbook_sum_eng": {"input": "", "answer": ["She leaves.", "She stays."]},
     "longbook_choice_eng": {"input": "Who?", "answer": ["two"], "options": OPTIONS},
     "longbook_qa_eng": {"input": "Who?", "answer": ["a", "the b"]},
     "longbook_qa_chn": {"input": "谁？", "answer": ["福气龙"]},
@@ -33,15 +35,13 @@ def folder(path: Path, words: int = 3) -> Path:
     for task, row in ROWS.items():
         write_rows(path / f"{task}.jsonl", [{"id": 7, "context": "word " * words, **row}])
     # Files of other tasks of the same folder.
-    write_rows(
-        path / "longbook_sum_eng.jsonl", [{"id": 7, "context": "text", "input": "", "answer": ["text"]}]
-    )
+    write_rows(path / "longbook_sum_chn.jsonl", [{"id": 7, "context": "", "input": "", "answer": [""]}])
     return path
 
 
 def test_each_task_reads_its_own_file_alone(tmp_path: Path) -> None:
     folder(tmp_path)
-    (tmp_path / "longbook_sum_eng.jsonl").write_text("broken")
+    (tmp_path / "longbook_sum_chn.jsonl").write_text("broken")
     references = {}
     for task in ROWS:
         (sample,) = samples_of("infinitebench", tmp_path, 40_000, task)
@@ -51,6 +51,7 @@ def test_each_task_reads_its_own_file_alone(tmp_path: Path) -> None:
     assert references == {
         **{task: (row["answer"],) for task, row in ROWS.items() if isinstance(row["answer"], str)},
         "passkey": ("71432",),
+        "longbook_sum_eng": ("She leaves.", "She stays."),
         "longbook_choice_eng": ("two", "B"),
         "longbook_qa_eng": ("a", "the b"),
         "longbook_qa_chn": ("福气龙",),
@@ -120,3 +121,15 @@ def test_another_row_is_refused(tmp_path: Path, task: str, row: dict[str, Any], 
     path = write_rows(tmp_path / f"{task}.jsonl", [{"context": "word", **ROWS[task], **row}])
     with pytest.raises(RopewalkError, match=what):
         task_of("infinitebench", path, task).samples(PromptEncoder(word_tokenizer()), 1000, 1, 0)
+
+
+def test_without_its_package_the_summary_alone_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder(tmp_path)
+    monkeypatch.setattr(rows, "find_spec", lambda name: None)
+    reasons = {task: task_of("infinitebench", tmp_path, task).unavailable() for task in ROWS}
+    assert {task for task, reason in reasons.items() if reason} == {"longbook_sum_eng"}
+    assert reasons["longbook_sum_eng"] == (
+        "its score needs the package rouge_score; run pip install 'ropewalk[infinitebench]'"
+    )

@@ -13,6 +13,7 @@ from ropewalk.evaluation.tasks.published.infinitebench_scores import (
     letter,
     name,
     number,
+    summary,
     values,
 )
 from ropewalk.evaluation.tasks.registry import METRICS
@@ -21,7 +22,12 @@ RECORDED = json.loads((Path(__file__).parent / "infinitebench_upstream.json").re
 
 TITLES = {
     **{"passkey": "Retrieve.PassKey", "number_string": "Retrieve.Number", "kv_retrieval": "Retrieve.KV"},
-    **{"longbook_choice_eng": "En.MC", "longbook_qa_eng": "En.QA", "longbook_qa_chn": "Zh.QA"},
+    **{
+        "longbook_sum_eng": "En.Sum",
+        "longbook_choice_eng": "En.MC",
+        "longbook_qa_eng": "En.QA",
+        "longbook_qa_chn": "Zh.QA",
+    },
     **{"longdialogue_qa_eng": "En.Dia", "math_find": "Math.Find"},
     **{"code_run": "Code.Run", "code_debug": "Code.Debug"},
 }
@@ -78,3 +84,9 @@ def test_answers_on_which_the_published_scorer_fails_get_a_score() -> None:
     assert number("9" * 5000, ["88"]) == 0
     assert values("9" * 5000 + " 4", ["[1, 4]"]) == 0
     assert values("[1, 4, 7]", ["[1, 4, 8]"]) == pytest.approx(2 / 3)
+
+
+def test_a_summary_is_as_near_as_its_nearest_reference() -> None:
+    # Of four words each, three in order: F1 of the longest common subsequence.
+    assert summary("she leaves the house", ["nothing", "she leaves his House"]) == 0.75
+    assert summary("", ["she"]) == summary("她走了", ["she"]) == 0

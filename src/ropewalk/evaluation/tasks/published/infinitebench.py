@@ -1,8 +1,7 @@
-"""InfiniteBench: twelve tasks about texts of more than 100,000 tokens, of which eleven are here.
+"""InfiniteBench: twelve tasks about texts of more than 100,000 tokens.
 
 The prompts are the published ones: those for open models without a chat template, and GPT-4's with ``--chat``. A prompt
-that is too long loses the middle of its text; upstream cuts the middle of the whole prompt. ``longbook_sum_eng`` is not
-here because its ``ROUGE-L`` needs a package that ropewalk does not need otherwise; lm_eval has it.
+that is too long loses the middle of its text; upstream cuts the middle of the whole prompt.
 
 Source: Zhang et al., arXiv:2402.13718; OpenBMB/InfiniteBench at 88b3daa, ``src/prompt.py`` and ``src/eval_utils.py``
 (MIT).
@@ -13,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ropewalk.evaluation.tasks.benchmark_files import Row
@@ -71,6 +70,12 @@ FORMS: Mapping[str, Form] = {
         "Read the book and answer the question.\n\n{context}\n\nQuestion: {input}\n\nOnly one of the following options "
         "is correct, tell me the answer using one single letter (A, B, C, or D). Don't say anything else.\n"
         + _CHOICES,
+    ),
+    "longbook_sum_eng": Form("summary",
+        "Summarize the book below.\n\n{context}\n\nSummary:",
+        1200,
+        "Summarize the following book.\n\n{context}",
+        1200,
     ),
     "longbook_qa_eng": Form("f1",
         "Read the book and answer the question. Be very concise in your answer.\n\n{context}\n\nQuestion: {input}\n"
@@ -173,6 +178,8 @@ def _tasks(settings: BenchmarkSettings) -> Mapping[str, PublishedTask]:
         found[task] = PublishedTask(
             NAME, task, f"{NAME}_{form.metric}", room, ORIGIN, asks, path, cut=True, files=(task,)
         )
+        if form.metric == "summary":
+            found[task] = replace(found[task], package="rouge_score", extra=NAME)
     return found
 
 

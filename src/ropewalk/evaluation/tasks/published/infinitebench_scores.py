@@ -150,10 +150,18 @@ def _after(text: str, prefixes: Sequence[str]) -> str | None:
     return None
 
 
+def summary(answer: str, references: Sequence[str], details: Mapping[str, Any] = NO_DETAILS) -> float:
+    """ROUGE-Lsum of the nearest reference, as the metric ``rouge`` of Hugging Face's evaluate computes it."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scores = RougeScorer(["rougeLsum"], use_stemmer=False).score_multi(references, answer)
+    return float(scores["rougeLsum"].fmeasure)
+
+
 METRICS: Mapping[str, Metric] = {
     f"infinitebench_{each.__name__}": each
     for each in (
-        *(integer, word, choice, f1, f1_chinese, name, number, values, returned, function),
+        *(integer, word, choice, summary, f1, f1_chinese, name, number, values, returned, function),
         *(letter, any_name),
     )
 }

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -106,6 +107,7 @@ class PublishedTask:
             ``max_new_tokens``.
         documents: glob of further files in the folder that questions read; they count as files of the benchmark.
         files: names without suffixes of the task's files, of which no other is read; empty for all files.
+        package, extra: package that the score needs, and ropewalk's extra that has it; empty if it needs none.
     """
 
     suite: str
@@ -120,6 +122,8 @@ class PublishedTask:
     twice_the_answer: bool = False
     documents: str | None = None
     files: tuple[str, ...] = ()
+    package: str = ""
+    extra: str = ""
 
     def settings(self) -> Mapping[str, Any]:
         """See :class:`~ropewalk.evaluation.samples.Task`."""
@@ -129,9 +133,11 @@ class PublishedTask:
         return {"files_sha256": _digest_of(self.path, _stamps(files))}
 
     def unavailable(self) -> str | None:
-        """Return why the task cannot run here (no file), or None."""
+        """Return why the task cannot run here (no file, no package for its score), or None."""
         if self.path is None:
             return f"it needs --benchmark-data {self.suite}=PATH, {self.origin}"
+        if self.package and find_spec(self.package) is None:
+            return f"its score needs the package {self.package}; run pip install 'ropewalk[{self.extra}]'"
         # The first one tells; all of them are read before the first answer anyway.
         there = next(self.questions(), None) is not None
         return None if there else f"{self.path} has no question of the task {self.name}"
