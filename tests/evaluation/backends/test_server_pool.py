@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from ropewalk.errors import RopewalkError, RunFailure
+from ropewalk.evaluation.backends import GenerationRequest
 from ropewalk.evaluation.backends.server_pool import server_pool
 from ropewalk.evaluation.backends.serving import Serving
 from tests.completion_server import (
@@ -30,6 +31,28 @@ def test_several_servers_share_the_prompts() -> None:
     # The quick one takes more, and the slow one some.
     assert len(second.requests) > len(first.requests) > 0
     assert pool.description["addresses"] == [first.url, second.url]
+
+
+def test_questions_about_a_text_go_to_one_server() -> None:
+    # Eight texts of 20 tokens, with five questions about each.
+    requests = [GenerationRequest((*[text] * 20, index), 4, 100) for text in range(8) for index in range(5)]
+    with CompletionServer(echo_slowly) as first, CompletionServer(echo_slowly) as second:
+        pool = server_pool(Serving(url=f"{first.url},{second.url}", concurrency=2))
+        answers = list(pool.answers(requests))
+        asked = [[value["prompt"] for value in server.requests] for server in (first, second)]
+    assert sorted(answer.index for answer in answers) == list(range(40))
+    assert sorted(prompt for each in asked for prompt in each) == sorted(list(r.input_ids) for r in requests)
+    assert min(map(len, asked)) >= 10
+    # At the end, a server without texts takes questions of another one's last text.
+    assert sum(len({prompt[0] for prompt in each}) for each in asked) <= 9
+
+
+def test_one_text_does_not_leave_a_server_idle() -> None:
+    requests = [GenerationRequest((*[1] * 20, index), 4, 100) for index in range(12)]
+    with CompletionServer(echo_slowly) as first, CompletionServer(echo_slowly) as second:
+        pool = server_pool(Serving(url=f"{first.url},{second.url}", concurrency=2))
+        assert len(list(pool.answers(requests))) == 12
+        assert min(len(first.requests), len(second.requests)) >= 3
 
 
 def test_the_prompts_of_a_server_that_dies_go_to_the_others() -> None:

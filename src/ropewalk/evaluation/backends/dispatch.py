@@ -1,4 +1,7 @@
-"""Send the prompts of a run to one or several servers, each of which gets the next one when it has room."""
+"""Send the prompts of a run to one or several servers, each of which gets the next one when it has room.
+
+Questions about one text go to the same server, which may keep what it computed for the text.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,8 @@ def answers_of(
         RunFailure: if a server rejects every request, for example because of the API key, or all have stopped
             responding. Answers to pending requests are yielded first.
     """
-    todo = deque(range(len(requests)))
+    texts = _texts(requests)
+    begun: dict[Server, deque[int]] = {server: deque() for server in servers}
     clients = {server: server.client() for server in servers}
     stop = {server: threading.Event() for server in servers}
     pending: dict[Future[Completion], tuple[Server, int]] = {}
@@ -65,9 +69,17 @@ def answers_of(
     lost: dict[Server, Exception | None] = {}
     answered = 0
 
+    def next_for(server: Server) -> int | None:
+        if not begun[server] and texts:
+            begun[server] = texts.popleft()
+        if begun[server]:
+            return begun[server].popleft()
+        # No server waits while another one has questions left.
+        most = max(begun.values(), key=len)
+        return most.pop() if most else None
+
     def ask(server: Server) -> None:
-        if todo and not stop[server].is_set():
-            index = todo.popleft()
+        if not stop[server].is_set() and (index := next_for(server)) is not None:
             call = partial(server.completion, clients[server], requests[index], stop[server])
             # Not a ThreadPoolExecutor: interrupting a run would wait for answers that nobody will read.
             pending[in_thread(call, FaultError, RefusalError)] = server, index
@@ -93,7 +105,7 @@ def answers_of(
                 else:
                     assert isinstance(error, Exception | None)
                     # Another server may answer it.
-                    todo.append(index)
+                    texts.append(deque([index]))
                     stop[server].set()
                     # Requests to one server fail together, so the first reason is enough.
                     if server not in lost:
@@ -119,3 +131,15 @@ def answers_of(
     if answered < len(requests):
         server, reason = next(iter(lost.items()))
         raise server.failed(reason, answered, len(requests)) from reason
+
+
+def _texts(requests: Sequence[GenerationRequest]) -> deque[deque[int]]:
+    """Indices of the requests by text: those that follow each other and share the first half of their tokens."""
+    found: deque[deque[int]] = deque()
+    for index, request in enumerate(requests):
+        half = len(request.input_ids) // 2
+        if index and request.input_ids[:half] == requests[index - 1].input_ids[:half]:
+            found[-1].append(index)
+        else:
+            found.append(deque([index]))
+    return found
